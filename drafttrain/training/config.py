@@ -35,6 +35,10 @@ class TrainingConfig:
         block_length: shortest and longest draft block; L is drawn for each row and step (EDD: 5 to 10).
         loss: "kl", from the target's distribution to the drafter's (EDD, eq. 4), or "ce", cross-entropy with
             the text's tokens. EAGLE adds a tenth of it to smooth L1 on its states, MEDUSA sums it over heads.
+        argmax_share: share of the cross-entropy with the target's most probable token in the loss, the rest
+            being the KL; for EDD. 0 is the paper's.
+        unreached_weight: weight of positions that greedy drafts do not reach, as one before them in their
+            block is not the target's most probable token; for EDD. 1 is the paper's.
         kl_chunk: positions whose logits exist at once; 256 stays in a CPU cache and was fastest there.
         eval_steps: optimizer steps between evaluations (held-out loss and real accept_len).
         eval_prompts: JSONL with the prompts on which accept_len is measured during training.
@@ -76,6 +80,8 @@ class TrainingConfig:
     max_grad_norm: float = setting(1.0, gt=0)
     block_length: tuple[int, int] = setting((5, 10), ge=1)
     loss: Literal["kl", "ce"] = "kl"
+    argmax_share: float = setting(0.0, ge=0, le=1)
+    unreached_weight: float = setting(1.0, ge=0, le=1)
     kl_chunk: int = setting(256, ge=1)
     eval_steps: int = setting(200, ge=1)
     eval_prompts: str | None = None

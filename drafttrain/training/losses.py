@@ -6,13 +6,17 @@ positions.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from drafttrain.training.emphasis import Emphasis
 
 
 class _FusedHeadKL(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, states, weight, teacher_states, teacher_logits, chunk, dtype):
+    def forward(ctx, states, weight, teacher_states, teacher_logits, chunk, dtype, emphasis):
         needs_states, needs_weight = ctx.needs_input_grad[:2]
         head = weight.to(dtype)  # [D, H]
         grad_states = torch.empty_like(states) if needs_states else None  # [N, H]
@@ -26,11 +30,17 @@ class _FusedHeadKL(torch.autograd.Function):
             log_q = torch.log_softmax((x @ head.T).float(), dim=-1)  # [c, D]
             log_p = torch.log_softmax(teacher_logits(teacher_states[part]).float(), dim=-1)  # [c, D]
             # max, because argmax takes 4 times as long on a CPU
-            agree += (log_p.max(-1).indices == log_q.max(-1).indices).sum()
+            best = log_p.max(-1).indices  # [c]
+            right = best == log_q.max(-1).indices
+            agree += right.sum()
             p = log_p.exp()
-            loss += (p * (log_p - log_q)).sum()
+            weights = 1.0
+            if emphasis is not None:
+                p, weights = emphasis(start, p, best, right)  # [c, D], [c, 1]
+                log_p = p.log().clamp(min=-1e4)  # 0 log 0 is 0
+            loss += (weights * p * (log_p - log_q)).sum()
             if needs_states or needs_weight:
-                grad_logits = (log_q.exp() - p).to(dtype)  # [c, D]
+                grad_logits = (weights * (log_q.exp() - p)).to(dtype)  # [c, D]
                 if needs_states:
                     grad_states[part] = (grad_logits @ head).to(states.dtype)
                 if needs_weight:
@@ -47,7 +57,7 @@ class _FusedHeadKL(torch.autograd.Function):
             grad_states = grad_states * grad_loss
         if grad_weight is not None:
             grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
-        return grad_states, grad_weight, None, None, None, None
+        return grad_states, grad_weight, None, None, None, None, None
 
 
 def head_kl(
@@ -57,6 +67,7 @@ def head_kl(
     teacher_logits: Callable[[torch.Tensor], torch.Tensor],
     chunk: int = 1024,
     dtype: torch.dtype | None = None,
+    emphasis: "Emphasis | None" = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum D_KL(P_t || P_d) over positions (EDD paper, eq. 4), softmaxes and differences in fp32.
 
@@ -68,36 +79,12 @@ def head_kl(
             [c, H]. The softmax over them is P_t restricted to the draft vocabulary and renormalized.
         chunk: positions per pass.
         dtype: of the drafter's matrix products; None for that of its states.
+        emphasis: changes the distributions and weights positions; None: neither.
 
     Returns:
         the summed loss and the number of positions where the two most likely tokens agree, both fp32 [].
     """
     if not torch.is_grad_enabled():  # parameters require a gradient even then
         states, weight = states.detach(), weight.detach()
-    return _FusedHeadKL.apply(
-        states, weight, teacher_states, teacher_logits, chunk, states.dtype if dtype is None else dtype
-    )
-
-
-def head_ce(
-    states: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    chunk: int = 1024,
-    dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum the cross-entropy with one token per position: the KL from a one-hot distribution.
-
-    Args:
-        labels: ids in the draft vocabulary, int64 [N].
-        others: as for `head_kl`.
-
-    Returns:
-        the summed loss and the number of positions where the label is the most likely token, both fp32 [].
-    """
-
-    def one_hot(ids: torch.Tensor) -> torch.Tensor:  # [c] -> logits [c, D]
-        logits = torch.full((len(ids), len(weight)), -1e4, device=ids.device)
-        return logits.scatter_(1, ids[:, None], 0.0)
-
-    return head_kl(states, weight, labels, one_hot, chunk, dtype)
+    dtype = states.dtype if dtype is None else dtype
+    return _FusedHeadKL.apply(states, weight, teacher_states, teacher_logits, chunk, dtype, emphasis)

@@ -178,6 +178,11 @@ def train(
     _require_disk(config, drafter, out)
 
     clock = Clock(config.max_minutes, _elapsed(resume))
+    emphasis = None
+    if config.argmax_share or config.unreached_weight < 1:
+        from drafttrain.training.emphasis import emphasis_of  # which the papers do not have
+
+        emphasis = emphasis_of(config, drafter.soft_prompts)
     arguments = training_arguments(config, out / "checkpoints", target.device)
     max_steps = config.max_steps or planned_steps(config, len(rows), arguments.world_size)
     is_first = arguments.process_index == 0
@@ -204,6 +209,7 @@ def train(
         mask_seed=seed,
         rate=rate_schedule(config, max_steps, clock.progress),
         labels=config.loss == "ce",
+        emphasis=emphasis,
         evaluate_drafter=validation,
     )
     if resume and (read_json(resume / STATE)["global_step"] >= max_steps or clock.progress() == 1):

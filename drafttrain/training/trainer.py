@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +21,12 @@ from transformers import Trainer
 from drafttrain.drafters.model import DraftModel
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.attention import block_attention
-from drafttrain.training.losses import head_ce, head_kl
+from drafttrain.training.losses import head_kl
 from drafttrain.training.masks import BlockLayout, random_blocks, whole_documents
 from drafttrain.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from drafttrain.training.emphasis import Emphasizing
 
 BROKEN_BATCHES = 3  # in a row without a finite state, and training stops
 
@@ -54,6 +57,7 @@ def draft_loss(
     chunk: int,
     bf16: bool,
     labels: bool = False,
+    emphasis: "Emphasizing | None" = None,
 ) -> DraftLoss:
     """Return the loss of a drafter on a batch, summed over its trained positions.
 
@@ -66,6 +70,7 @@ def draft_loss(
         bf16: compute the drafter in bf16 (autocast); the target keeps its own dtype.
         labels: cross-entropy with the text's tokens in place of the KL to the target's distribution; tokens
             outside the draft vocabulary are left out.
+        emphasis: of trained positions and blocks; None: none.
     """
     wanted = batch["loss_mask"].bool()  # [B, T]
     if drafter.soft_prompts:
@@ -77,7 +82,11 @@ def draft_loss(
         predictions = drafter.predictions(model, batch, attend, wanted)
     draft_rows, bias = target.lm_head.weight[drafter.draft_to_target], target.lm_head.bias  # [D, H], [V]
     bias = None if bias is None else bias[drafter.draft_to_target]  # [D]
-    next_ids = _draft_ids(drafter, target.vocab_size)[batch["input_ids"].roll(-1, 1)] if labels else None
+    next_ids, emphasized = None, emphasis and emphasis(wanted, layout)
+    if labels:
+        from drafttrain.training.label_loss import draft_ids, head_ce  # for an ablation
+
+        next_ids = draft_ids(drafter, target.vocab_size)[batch["input_ids"].roll(-1, 1)]  # [B, T]
 
     def teacher_logits(final: torch.Tensor) -> torch.Tensor:
         return target.scale_logits(F.linear(final, draft_rows, bias))  # [c, D]
@@ -88,7 +97,7 @@ def draft_loss(
         teacher = batch["final"][prediction.rows].to(target.dtype)  # [N, H]
         dtype = torch.bfloat16 if bf16 else head.dtype
         if next_ids is None:
-            kl, agree = head_kl(states, head, teacher, teacher_logits, chunk, dtype)
+            kl, agree = head_kl(states, head, teacher, teacher_logits, chunk, dtype, emphasized)
         else:
             ids = next_ids[prediction.rows]  # [N], -1 for tokens that cannot be drafted
             known = ids >= 0
@@ -100,14 +109,6 @@ def draft_loss(
         judged = len(states) if next_ids is None else int(known.sum())
         parts.append(DraftLoss(total, kl.detach(), agree, judged))
     return replace(parts[0], total=sum(part.total for part in parts))
-
-
-def _draft_ids(drafter: DraftModel, vocab_size: int) -> torch.Tensor:
-    """Return the draft-vocabulary id of each target token, -1 for those outside, int64 [V]."""
-    ids = drafter.draft_to_target
-    found = torch.full((vocab_size,), -1, device=ids.device)
-    found[ids] = torch.arange(len(ids), device=ids.device)
-    return found
 
 
 def with_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -142,7 +143,7 @@ class DraftTrainer(Trainer):
         kl_chunk: positions whose logits exist at once.
         mask_seed: seed of the block masks and of EAGLE's noise.
         rate: factor on the learning rate for a number of optimizer steps done.
-        labels: train on the text's tokens instead of the target's distributions.
+        labels, emphasis: as `draft_loss` takes them.
         evaluate_drafter: called at each evaluation; the names of its metrics get the prefix "eval_".
     """
 
@@ -158,12 +159,13 @@ class DraftTrainer(Trainer):
         rate: Callable[[int], float],
         evaluate_drafter: Callable[[DraftModel], dict[str, float]],
         labels: bool = False,
+        emphasis: "Emphasizing | None" = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.target, self.block_length, self.kl_chunk = target, block_length, kl_chunk
         self.mask_seed, self.rate, self.evaluate_drafter = mask_seed, rate, evaluate_drafter
-        self.labels = labels
+        self.labels, self.emphasis = labels, emphasis
         self.model_accepts_loss_kwargs = True
         self._forwards = (-1, 0)  # optimizer step, forward passes of this process in it so far
         # agreements, trained positions, tokens and positions without finite states since the last log line
@@ -209,9 +211,8 @@ class DraftTrainer(Trainer):
         inputs = {**with_states(self.target, inputs), "row_seeds": torch.tensor(seeds)}
         trained = inputs["loss_mask"].sum()
         self._refuse_broken(bool((trained == 0) & (wanted > 0)))
-        batch_loss = draft_loss(
-            model, self.model, self.target, inputs, layout, self.kl_chunk, self.args.bf16, self.labels
-        )
+        how = self.kl_chunk, self.args.bf16, self.labels, self.emphasis
+        batch_loss = draft_loss(model, self.model, self.target, inputs, layout, *how)
         loss = batch_loss.total
         if not torch.isfinite(loss):
             raise UserError(

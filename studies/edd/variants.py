@@ -5,6 +5,7 @@ python -m studies.edd.variants wide       EDD with as many heads of keys and val
 python -m studies.edd.variants started    EDD whose layer starts from one of the target's
 python -m studies.edd.variants anchored   EDD that joins each token with the newest verified state
 python -m studies.edd.variants long       EDD and EAGLE, five times as long on three times the text
+python -m studies.edd.variants emphasis   EDD with more weight on what greedy drafts are judged by
 python -m studies.edd.variants mtp        an MTP-style EAGLE (C2T paper, Appendix F), and anchored EDD
 python -m studies.edd.variants exports    drafters that other engines can serve: frozen heads, all tokens
 """
@@ -37,6 +38,13 @@ from studies.edd.bench import (
 )
 
 LONG_KINDS = ("edd", "eagle")
+EMPHASES: dict[str, dict[str, float]] = {
+    "edd-plain": {},
+    "edd-unreached-0.3": {"unreached_weight": 0.3},
+    "edd-unreached-0": {"unreached_weight": 0.0},
+    "edd-argmax-0.3": {"argmax_share": 0.3},
+    "edd-both": {"unreached_weight": 0.3, "argmax_share": 0.3},
+}
 
 
 def wide(bench: Bench) -> dict[str, Any]:
@@ -94,6 +102,16 @@ def mtp(bench: Bench) -> dict[str, Any]:
     return {"rows": summarize(rows)}
 
 
+def emphasis(bench: Bench, kinds: Sequence[str] = tuple(EMPHASES)) -> dict[str, Any]:
+    """EDD whose loss has a share of cross-entropy with the target's most probable token, or less weight where
+    greedy drafts do not come; at EDD's rate, from one seed."""
+    made_from, rows = answers(bench), {}
+    for name in kinds:
+        training = replace(TRAINING, lr=RATES[2], seed=0, **EMPHASES[name])
+        rows[name] = [bench.trained(f"{name}-seed0", DRAFTER, training, made_from)]
+    return {"rows": summarize(rows)}
+
+
 def joined(bench: Bench) -> dict[str, Any]:
     """EDD that reads the last hidden state beside the fourth-to-last block, which is ours."""
     made_from = answers(bench)
@@ -126,7 +144,9 @@ def draft_all_tokens(drafter: Path, out: Path) -> None:
         write_json(folder / "config.json", settings)
 
 
-VARIANTS = {study.__name__: study for study in (joined, wide, started, anchored, long, mtp, exports)}
+VARIANTS = {
+    study.__name__: study for study in (joined, wide, started, anchored, emphasis, long, mtp, exports)
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,7 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"variants: name one of {', '.join(VARIANTS)} first; see --help after it", file=sys.stderr)
         return 2
     study = VARIANTS[words[0]]
-    return run_study(study, __doc__, words[1:], LONG_KINDS if study is long else ())
+    kinds = {long: LONG_KINDS, emphasis: tuple(EMPHASES)}.get(study, ())
+    return run_study(study, __doc__, words[1:], kinds)
 
 
 if __name__ == "__main__":
