@@ -9,6 +9,7 @@ Every rank runs the same program and makes the same calls in the same order; tor
 """
 
 import copy
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -130,7 +131,12 @@ class PipelineDecoder:
         self._open = ExitStack()
         self._open.enter_context(native_team(self.threads))
         if config.stages.blocks == "measured":
-            self._balance()
+            try:
+                self._balance()
+            except UserError:
+                self.ranks.leave()
+                raise
+            self.ranks.meet(LOADING)
         if config.probe:
             ids = probe_ids(self.place)
             found = self.ranks.channel().run(probe(self.me, ids))
@@ -151,22 +157,28 @@ class PipelineDecoder:
         return cut(self.config, load_config(self.place).get_text_config())
 
     def _balance(self) -> None:
-        """Load other blocks, by what the ranks take for these."""
+        """Load other blocks, by what the ranks take for these; the drafter and embeddings stay."""
         from drafttrain.pipeline.balance import measure_speeds, share_out
 
         config, me, before = self.config, self.me, self.blocks
-        width, layers = (config.width, config.layers) if config.mode == "pipedec" else (1, 0)
+        if config.mode == "pipedec":
+            width, layers = config.width, config.layers
+        else:  # the tree of stpp has more nodes, a chain's are the fewest
+            width, layers = 1 + (parse_policy(config.tree).max_depth if config.mode == "stpp" else 0), 0
         speeds = measure_speeds(me, self.ranks, width, layers, self.hidden_size)
-        found = share_out(sum(before), me.layout, speeds)
+        found = share_out(before, me.layout, speeds)
         self.config = copy.deepcopy(config)
         self.config.stages.blocks = found
         if found == before:
             return
-        paces = me.stage_pace, me.draft_pace
-        del self.me, me  # before others are loaded
-        self.me = load_member(self.config, self.place, self.dtype, self.rank, self.room)
+        paces, drafter, embeddings = (me.stage_pace, me.draft_pace), me.drafter, None
+        if me.stage is not None and me.stage.part.is_first:
+            embeddings = me.stage.part.base.embed_tokens.weight
+        del self.me, me
+        gc.collect()  # hooks refer to the stage that they are of: its weights would stay beside the new ones
+        kept = drafter, embeddings
+        self.me = load_member(self.config, self.place, self.dtype, self.rank, self.room, *kept)
         self.me.stage_pace, self.me.draft_pace = paces
-        self.ranks.meet(LOADING)
 
     def recut(self, blocks: Sequence[int]) -> "PipelineDecoder":
         """Return a decoder over the same connection whose stages have other blocks, loaded beside these."""
@@ -334,11 +346,20 @@ def _rank(config: PipelineConfig) -> int:
     return int(os.environ["RANK"])
 
 
-def load_member(config: PipelineConfig, place: str, dtype: torch.dtype, rank: int, room: int) -> Member:
+def load_member(
+    config: PipelineConfig,
+    place: str,
+    dtype: torch.dtype,
+    rank: int,
+    room: int,
+    drafter: DraftModel | None = None,
+    embeddings: torch.Tensor | None = None,
+) -> Member:
     """Load what a rank needs of target and drafter.
 
     Args:
         room: tokens for which caches get room at once; longer ones take time.
+        drafter, embeddings: of the target [V, H], those that this rank has already.
 
     Raises:
         UserError: the target cannot be cut so, or the drafter does not fit it or keeps no tree in flight.
@@ -356,10 +377,11 @@ def load_member(config: PipelineConfig, place: str, dtype: torch.dtype, rank: in
     if rank in layout.stages:
         i = layout.stages.index(rank)
         part = load_part(place, range(ends[i] - blocks[i], ends[i]), dtype, taps=taps)
+        if embeddings is not None:
+            part.base.embed_tokens.weight = torch.nn.Parameter(embeddings, requires_grad=False)
         part.pack()
         stage = Stage(part, room)
-    drafter = None
-    if config.drafts and rank == layout.drafter:
+    if drafter is None and config.drafts and rank == layout.drafter:
         drafter = _drafter(config, place, dtype, stage and stage.part.base.embed_tokens.weight)
     policy = parse_policy(config.tree) if drafter else None
     return Member(rank, layout, stage, drafter, policy, list(zip(taps, owners)), room)
@@ -373,7 +395,7 @@ def cut(config: PipelineConfig, target: PreTrainedConfig) -> list[int]:
     """
     n_blocks = target.num_hidden_layers
     blocks = config.stages.blocks
-    if not isinstance(blocks, list):  # also where they are to be measured, with these
+    if blocks in (None, "measured"):  # which begins with these
         blocks = balanced(n_blocks, config.stages.ranks, _head_in_blocks(target))
     if sum(blocks) != n_blocks:
         raise UserError(

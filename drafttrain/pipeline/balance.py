@@ -1,16 +1,15 @@
 """Cut a target by what its ranks measure: blocks for each, so that no stage keeps the others waiting."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from drafttrain.pipeline.distributed import Ranks
-from drafttrain.pipeline.measure import WARM_UP, draft_work, stage_work, times
-from drafttrain.pipeline.member import Layout, Member, Request
+from drafttrain.pipeline.measure import Work, draft_work, stage_work, times
+from drafttrain.pipeline.member import Layout, Member, Pace, Request
 
-HEADS = 7  # timed forwards of the head
+WORTH = 1.03  # of the slowest group's time before over that after, from which other blocks are loaded
 
 
 @dataclass(frozen=True)
@@ -35,38 +34,56 @@ def measure_speeds(me: Member, ranks: Ranks, width: int, layers: int, hidden: in
         layers: drafted in a timestep, which pass a stage together; 0: nothing is drafted while stages work.
         hidden: size of the target's states.
     """
-    stage, draft = stage_work(me, hidden), draft_work(me, hidden, [width])
-    [whole] = times(ranks, stage or draft, [width * max(layers, 1)])
+    nodes = width * max(layers, 1)
+    stage, draft = stage_work(me, hidden, sizes=[nodes]), draft_work(me, hidden, [width])
+    [whole] = times(ranks, stage or draft, [nodes])
+    [head] = times(ranks, _head_work(me, hidden) or stage or draft, [nodes])
     [step] = times(ranks, draft or stage, [width])
-    head = _head(me, hidden) if me.is_last else 0.0
     blocks = len(me.stage.part.blocks) if me.stage else 0
-    rows = ranks.gather([whole, head, layers * step if me.drafter else 0.0, blocks])
-    return {
-        rank: Speed((rows[rank][0] - rows[rank][1]) / rows[rank][3], rows[rank][1] + rows[rank][2])
-        for rank in me.layout.stages
-    }
+    rows = ranks.gather([whole, head * me.is_last, layers * step if me.drafter else 0.0, blocks])
+    me.stage_pace, me.draft_pace = Pace(me.stage_pace.seconds), Pace(me.draft_pace.seconds)  # nothing counts
+    return {rank: _speed(*rows[rank]) for rank in me.layout.stages}
 
 
-def _head(me: Member, hidden: int) -> float:
-    """Return the seconds of the token after a state."""
+def _speed(whole: float, head: float, drafting: float, blocks: float) -> Speed:
+    """Return a rank's speed. A head is measured apart, and by a machine's noise could be all there is."""
+    return Speed(max(whole - head, whole / 10) / blocks, head + drafting)
+
+
+def _head_work(me: Member, hidden: int) -> Work | None:
+    """Return the last stage's choice of the token after a state."""
+    if not me.is_last:
+        return None
     state, request = torch.randn(hidden, generator=torch.Generator().manual_seed(0)), Request([], 0)
-    taken = []
-    for _ in range(WARM_UP + HEADS):
-        started = time.perf_counter()
-        me.pick(state, request, 0)
-        taken.append(time.perf_counter() - started)
-    return sorted(taken[WARM_UP:])[HEADS // 2]
+    if me.stage.part.native is None:
+        state = state.to(me.stage.part.dtype)
+    return (lambda size: None), lambda size: me.pick(state, request, 0)
 
 
-def share_out(n_blocks: int, layout: Layout, speeds: dict[int, Speed]) -> list[int]:
+def share_out(before: Sequence[int], layout: Layout, speeds: dict[int, Speed]) -> list[int]:
     """Return blocks for each rank such that the slowest group of stages takes as little time as possible.
 
     The ranks of a group, which work one after the other, get equally many (one more or less).
 
     Args:
-        n_blocks: of the target, at least one for each rank.
+        before: blocks of each rank so far, which are kept if others would gain less than `WORTH`.
         speeds: by rank.
     """
+    found = _fastest(sum(before), layout, speeds)
+    worth = slowest(before, layout, speeds) > WORTH * slowest(found, layout, speeds)
+    return found if worth else list(before)
+
+
+def slowest(blocks: Sequence[int], layout: Layout, speeds: dict[int, Speed]) -> float:
+    """Return the seconds of the slowest group."""
+    numbers = dict(zip(layout.stages, blocks, strict=True))
+    return max(
+        sum(numbers[rank] * speeds[rank].block + speeds[rank].beside for rank in members)
+        for members in layout.groups
+    )
+
+
+def _fastest(n_blocks: int, layout: Layout, speeds: dict[int, Speed]) -> list[int]:
     sizes = [len(members) for members in layout.groups]  # of each group: blocks so far
     block = [sum(speeds[rank].block for rank in members) / len(members) for members in layout.groups]
     beside = [sum(speeds[rank].beside for rank in members) for members in layout.groups]

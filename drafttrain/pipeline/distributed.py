@@ -19,6 +19,10 @@ ROOM = 1 << 18  # bytes of a message that are received while something is comput
 SENDING = 64  # messages to each rank that are not looked at again; the protocol has far fewer on their way
 
 
+class LostRank(UserError):
+    """Another rank cannot be heard of any more: no mistake in a recipe."""
+
+
 class Channel:
     """The messages of one of several programs that a rank runs at the same time, each in a thread.
 
@@ -40,7 +44,7 @@ class Channel:
         """Run a rank's program to its end and return its result.
 
         Raises:
-            UserError: another rank is gone.
+            LostRank: another rank is gone.
         """
         answer = None
         while True:
@@ -223,7 +227,7 @@ class lost_ranks:
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
         if isinstance(error, RuntimeError | ValueError) and not isinstance(error, UserError):
             reason = (str(error).strip() or kind.__name__).splitlines()[0]
-            raise UserError(
+            raise LostRank(
                 f"rank {self.rank}: lost a connection while it waited to {self.what} ({reason[:200]}); see "
                 "what the other ranks say, and start again"
             ) from error

@@ -179,15 +179,15 @@ def times(
     return [statistics.median(taken[size]) if work is not None else 0.0 for size in sizes]
 
 
-def stage_work(me: Member, hidden: int, judges: bool = False) -> Work | None:
+def stage_work(me: Member, hidden: int, judges: bool = False, sizes: Sequence[int] = SIZES) -> Work | None:
     """Return a forward of a stage over some nodes below a root; at the last one with a token, or with the
     logits of all nodes."""
     if me.stage is None:
         return None
     stage, request = me.stage, Request([], 0)
-    inputs = _states(stage.part.is_first, CONTEXT, hidden)
+    inputs = _states(stage.part.is_first, max(CONTEXT, *sizes), hidden)
     stage.reset()
-    stage.prefill(inputs)
+    stage.prefill(inputs[:CONTEXT])
 
     def run(size: int) -> None:
         started = time.perf_counter()

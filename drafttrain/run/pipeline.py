@@ -33,6 +33,7 @@ COSTS = "costs.json"
 SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")
 PARENT = "DRAFTTRAIN_PARENT"  # environment variable: the process that has started a rank
 LATE = 0.05  # share of paced pieces of work from which the summary is doubtful
+LOST = 1  # exit status where a rank is gone; 2 is for mistakes
 GRACE = 5.0  # seconds in which other ranks may say why they end, too
 
 
@@ -82,8 +83,11 @@ def pipeline(args: argparse.Namespace) -> int | None:
     try:
         shown = calibrate_rank(config) if "calibrate" in args else run_rank(config)
     except UserError as error:
+        from drafttrain.pipeline.distributed import LostRank
+
         print(f"drafttrain: {error}", file=sys.stderr, flush=True)
-        os._exit(2)  # the threads of a lost connection would abort the process at its end
+        # at once: the threads of a lost connection would abort the process at its end
+        os._exit(LOST if isinstance(error, LostRank) else 2)
     if shown is not None:
         print(shown, flush=True)
     return None
@@ -126,6 +130,8 @@ def show_plan(config: PipelineConfig) -> None:
         own = drafter if rank == layout.drafter else 0
         sizes = " | ".join(f"{size / 1e6:.1f}" for size in (weights, cache, own))
         print(f"| {rank} | {which} | {sizes} |")
+    if config.stages.blocks == "measured":
+        print("\nstages.blocks: measured at the start; these are balanced by weights")
     if config.mode != "pipedec":
         return
     n = len(layout.groups)
@@ -149,7 +155,7 @@ def start(world_size: int, command: Sequence[str]) -> int:
     end.
 
     Returns:
-        the exit status: that of the first rank that failed.
+        the exit status: that of a rank that made a mistake, or `LOST` where one is gone.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -163,11 +169,12 @@ def start(world_size: int, command: Sequence[str]) -> int:
     ]
     try:
         while any(rank.poll() is None for rank in ranks):
-            if failed := [rank.returncode for rank in ranks if rank.returncode]:
+            if any(rank.returncode for rank in ranks):
                 _wait(ranks, GRACE)
-                return failed[0]
+                break
             time.sleep(0.05)
-        return next((rank.returncode for rank in ranks if rank.returncode), 0)
+        failed = [rank.returncode for rank in ranks if rank.returncode]  # by a signal: below 0
+        return max([LOST, *failed]) if failed else 0
     finally:
         for rank in ranks:
             if rank.poll() is None:
@@ -232,12 +239,12 @@ def calibrate_rank(config: PipelineConfig) -> str | None:
 
     with PipelineDecoder(replace(config, mode="pipedec")) as decoder:  # of its parts the others are made
         costs = measure(decoder.me, decoder.ranks, [r for _, r in decoder.prompts], decoder.hidden_size)
-        machine = decoder.machine()
+        of = {"blocks": decoder.blocks, "machine": decoder.machine(), "recipe": asdict(config)}
     if decoder.rank:
         return None
     path = Path(config.out) / COSTS
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**asdict(costs), "machine": machine, "recipe": asdict(config)})
+    write_json(path, {**asdict(costs), **of})
     lines = [
         "| tokens | " + " | ".join(f"group {i + 1}, ms" for i in range(len(costs.groups))) + " | draft, ms |"
     ]

@@ -323,6 +323,10 @@ def _check_values(recipe: Recipe) -> None:
             raise UserError(
                 f"{key}: must not be among evaluate.prompts, got {prompts.path}; choose on others"
             )
+    if recipe.training.argmax_share or recipe.training.unreached_weight < 1:
+        from drafttrain.training.emphasis import emphasis_of  # for trainings with it
+
+        emphasis_of(recipe.training, recipe.drafter.kind == "edd")
     start = recipe.training.init_from
     if start is not None and (Path(start) / "config.json").is_file():  # else the stage's to miss
         from drafttrain.training.start import check_continued  # for trainings with one

@@ -35,8 +35,7 @@ class TrainingConfig:
         block_length: shortest and longest draft block; L is drawn for each row and step (EDD: 5 to 10).
         loss: "kl", from the target's distribution to the drafter's (EDD, eq. 4), or "ce", cross-entropy with
             the text's tokens. EAGLE adds a tenth of it to smooth L1 on its states, MEDUSA sums it over heads.
-        argmax_share: share of the cross-entropy with the target's most probable token in the loss, the rest
-            being the KL; for EDD. 0 is the paper's.
+        argmax_share: of cross-entropy with the target's most probable token in the loss; for EDD. 0: all KL.
         unreached_weight: weight of positions that greedy drafts do not reach, as one before them in their
             block is not the target's most probable token; for EDD. 1 is the paper's.
         kl_chunk: positions whose logits exist at once; 256 stays in a CPU cache and was fastest there.

@@ -2,7 +2,8 @@
 drafts reaches.
 
 A draft counts only if all before it in its block were accepted, and a greedy one is accepted if it is the
-target's most probable token. Ours; the EDD paper's loss is the plain KL.
+target's most probable token. Tokens are those of the draft vocabulary, and a text that was sampled may go on
+with another one, so both are approximate. Ours; the EDD paper's loss is the plain KL.
 """
 
 from collections.abc import Callable

@@ -41,7 +41,6 @@ LONG_KINDS = ("edd", "eagle")
 EMPHASES: dict[str, dict[str, float]] = {
     "edd-plain": {},
     "edd-unreached-0.3": {"unreached_weight": 0.3},
-    "edd-unreached-0": {"unreached_weight": 0.0},
     "edd-argmax-0.3": {"argmax_share": 0.3},
     "edd-both": {"unreached_weight": 0.3, "argmax_share": 0.3},
 }

@@ -102,19 +102,21 @@ def sampled_requests(pair: Pair, new_tokens: int, prompts: int) -> list[Request]
     ]
 
 
-def tune(pair: Pair, raw: Path, resume: bool) -> dict[str, dict[str, float]]:
+def tune(
+    pair: Pair, choices: Mapping[str, Sequence[str]], raw: Path, resume: bool
+) -> dict[str, dict[str, float]]:
     """Return by method the tokens per second of each of its choices on whole trees of thoughts, which all
     grow in turn: this machine may be slow for a while, and sequences are alone in a part of each tree."""
     candidates = {
         f"{method}, {tree}": MAKERS[method](f"{method}, {tree}", tree)
-        for method, trees in CHOICES.items()
+        for method, trees in choices.items()
         for tree in trees
     }
     tasks = dict.fromkeys(TUNING, TUNING_PROBLEMS[pair.name])
     found = collect(pair, lambda task: list(candidates.values()), tasks, 1, raw, resume, files=TUNING)
     return {
         method: {tree: 1 / seconds_per_token(of(found, f"{method}, {tree}")) for tree in trees}
-        for method, trees in CHOICES.items()
+        for method, trees in choices.items()
     }
 
 
@@ -127,12 +129,13 @@ def speeds(run: Run, name: str) -> Measured:
         return {figure: skipped for figure in (*names, "seed_vs_serial_sd", "target_busy")}
     run.check_quiet()
     pair = load_pair("A", *run.pair) if name == "A" else load_pair("B")
-    folder = run.folder(f"seed_{name}", pair=run.pair if name == "A" else None)
+    choices = {method: trees[:2] for method, trees in CHOICES.items()} if run.quick else CHOICES
+    folder = run.folder(f"seed_{name}", pair=run.pair if name == "A" else None, choices=choices)
     tuning = folder / "tuning.json"
     if run.resume and tuning.exists():  # another choice would mix trees of different drafts
         rates = read_json(tuning)
     else:
-        rates = tune(pair, folder / "tuning.jsonl", run.resume)
+        rates = tune(pair, choices, folder / "tuning.jsonl", run.resume)
         write_json(tuning, rates)
     tuned = {method: max(found, key=found.get) for method, found in rates.items()}
     best_serial = max((SERIAL_SD, SERIAL_MCSD), key=lambda method: rates[method][tuned[method]])

@@ -34,22 +34,37 @@ def words(tiny_target_folder, tmp_path):
     return [RECIPE, *(str(word) for pair in place.items() for word in pair)]
 
 
-@pytest.mark.parametrize(("mode", "at_once"), [("pipedec", 1), ("stpp", 2)])
+MEASURED = ["--stages.blocks", "measured"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "at_once", "stages"),
+    [
+        ("pipedec", 1, []),
+        ("stpp", 2, MEASURED),
+        ("pipedec", 1, [*MEASURED, "--drafter_rank", "alone", "--stages.groups", "[2, 1]"]),
+        ("pp", 1, [*MEASURED, "--dtype", "bfloat16", "--drafter_rank", "alone"]),
+    ],
+)
 def test_it_decodes_what_the_whole_target_decodes(
-    words, tiny_bundle, tiny_target, tmp_path, mode, at_once, capfd
+    words, tiny_bundle, tiny_target, tmp_path, mode, at_once, stages, capfd
 ):
     more = ["--drafter", str(tiny_bundle), "--mode", mode, "--stages.ranks", "3"]
-    more += ["--concurrency", str(at_once), "--link", "{gbit: 10, ms: 0.5}", "--stages.blocks", "measured"]
+    more += ["--concurrency", str(at_once), "--link", "{gbit: 10, ms: 0.5}", *stages]
     assert main(["pipeline", *words, *more]) == 0
     assert f"mode {mode}, prompts 2" in capfd.readouterr().out
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
     config = load_settings(PipelineConfig, words[0], words[1:])
     ids = [prompt.token_ids(tiny_target.tokenizer) for prompt in read_prompts(config.prompts)]
     plain, _ = decode_all(tiny_target, NoProposer(), ids, config.max_new_tokens)
-    assert [row["token_ids"] for row in rows] == plain
+    if "bfloat16" not in stages:
+        assert [row["token_ids"] for row in rows] == plain
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert len(summary["blocks"]) == 3 and sum(summary["blocks"]) == 4 and min(summary["blocks"]) == 1
-    assert summary["tokens"] == sum(map(len, plain)) and summary["machine"]["threads"] == 1
+    assert len(summary["blocks"]) == 3 and sum(summary["blocks"]) == 4 and min(summary["blocks"]) >= 1
+    assert (
+        summary["tokens"] == sum(len(row["token_ids"]) for row in rows) > 0
+        and summary["machine"]["threads"] == 1
+    )
 
 
 @pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP, signal.SIGINT])
@@ -78,7 +93,7 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
             time.sleep(0.05)
         ranks[1].send_signal(lost)
         began = time.monotonic()
-        assert ranks[0].wait(timeout=30) == 2 and time.monotonic() - began < 4 + 5
+        assert ranks[0].wait(timeout=30) == 1 and time.monotonic() - began < 4 + 5
         files[0].seek(0)
         lines = [line for line in files[0].read().splitlines() if "rank 0" in line]
         assert len(lines) == 1 and "lost a connection" in lines[0] and "Traceback" not in lines[0]
@@ -188,8 +203,9 @@ def test_a_dry_run_shows_what_each_rank_would_hold(words, tiny_bundle, tiny_targ
     assert sum(float(row[2]) for row in rows) == pytest.approx((whole + again) / 1e6, abs=0.2)
     assert float(rows[0][4]) > 0 and not any(float(row[4]) for row in rows[1:])
     assert "3.00 at 1.0" in lines[-1] and not (tmp_path / "out").exists()
-    assert main(["pipeline", *words, *more, "--mode", "pp", "--dry-run"]) == 0
-    assert "pipedec" not in capsys.readouterr().out
+    assert main(["pipeline", *words, *more, *MEASURED, "--mode", "pp", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "pipedec" not in shown and "measured at the start; these are balanced by weights" in shown
 
 
 @pytest.mark.parametrize(
@@ -252,6 +268,9 @@ def test_ranks_with_other_files_end(words, tiny_target_folder, tmp_path, other):
         for rank, host in enumerate("ab")
     ]
     found = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 2]
+    assert [rank.returncode for rank in ranks] == [
+        1,
+        2,
+    ]  # which has lost the other, and which has the mistake
     assert f"rank 1: {other}: must be those of rank 0, got others" in found[1]
     assert "Traceback" not in found[0] + found[1]

@@ -195,7 +195,7 @@ def test_drafts_are_chosen_by_whole_trees_of_training_problems(figures, pair, tm
 
     monkeypatch.setattr(methods, "grow", grow)
     monkeypatch.setitem(figures.TUNING_PROBLEMS, "tiny", 2)
-    rates = figures.tune(pair, tmp_path / "tuning.jsonl", False)
+    rates = figures.tune(pair, figures.CHOICES, tmp_path / "tuning.jsonl", False)
     assert {name: list(found) for name, found in rates.items()} == figures.CHOICES
     best = {name: max(found, key=found.get) for name, found in rates.items()}
     for name in (figures.SERIAL_SD, figures.SEED, figures.BATCHED_SD, figures.BATCHED_SEED):
