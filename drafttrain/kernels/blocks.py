@@ -289,7 +289,7 @@ class NativeBlocks(nn.Module):
         self.native.blocks(
             self.address,
             ctypes.addressof(described),
-            x.data_ptr(),
+            x.view(len(nodes.positions), self.hidden).data_ptr(),  # raises if rows are not nodes
             first,
             last,
             (ctypes.c_int64 * len(taps))(*taps),

@@ -160,6 +160,18 @@ def test_threads_change_no_bit(kernels):
         torch.set_num_threads(before)
 
 
+def test_fewer_states_than_nodes_are_refused(kernels):
+    """They are overwritten, and what lies after them would be as well."""
+    target, _ = tiny("llama")
+    cache, n = target.new_cache(1, 16), 3
+    target.forward(
+        cache, torch.zeros(1, n, dtype=torch.long), torch.arange(n), torch.ones(n, n).tril().bool()
+    )
+    nodes = cache.nodes(torch.arange(n)[None], torch.arange(n)[None], torch.ones(n, n).tril().bool())
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        target.native(torch.zeros(1, n - 1, 64), nodes, n)
+
+
 def test_long_prompts_go_in_chunks(kernels):
     target, stock = tiny("qwen2", max_position_embeddings=1024)
     ids = torch.randint(160, (1, 450))
