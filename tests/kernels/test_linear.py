@@ -146,6 +146,15 @@ def to_groups_of_bytes(x: torch.Tensor) -> torch.Tensor:
     return ((groups / scales).round() * scales).flatten(1)[:, : x.shape[1]]
 
 
+def without_ties(x: torch.Tensor) -> torch.Tensor:
+    """Leave out inputs that are half-way between two bytes, as those of bf16 can be: either is right."""
+    groups = F.pad(x.double(), (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
+    steps = groups / (groups.abs().amax(-1, keepdim=True) / 127)
+    ties = ((steps.abs() % 1 - 0.5).abs() < 1e-4).flatten(1)[:, : x.shape[1]]
+    assert ties.float().mean() < 0.01
+    return x.masked_fill(ties, 0)
+
+
 @pytest.mark.parametrize(("out", "inputs"), [(40, 7), (33, 64), (130, 96), (64, 33), (70, 200)])
 def test_narrow_weights_are_bytes(kernels, out, inputs):
     random = torch.Generator().manual_seed(out)
@@ -159,7 +168,7 @@ def test_narrow_weights_are_bytes(kernels, out, inputs):
     numbers, scales = to_bytes(weight)
     rounded = (numbers.double() - ZERO) * scales[:, None].double()  # [out, in]
     assert (rounded - weight).abs().le(scales[:, None] / 2 + 1e-6).all()
-    x = x.bfloat16().float() if rounds_inputs(torch.bfloat16) else x
+    x = without_ties(x.bfloat16().float() if rounds_inputs(torch.bfloat16) else x)
     read = x.double() if kernels == "amx_bf16" else to_groups_of_bytes(x.double())
     expected = read @ rounded.T + bias
     # AMX's bytes are raised by 192, and what is taken off again is rounded; elsewhere groups' sums are exact
