@@ -3,20 +3,36 @@
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from drafttrain.bundle import load_bundle
 from drafttrain.data.prompts import read_prompts
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.utils.files import read_json
 
 ROOT = Path(__file__).parents[1]
 # accept_len of chains of 5 on eight first turns of MT-bench, 64 tokens each, in fp32, when it was committed
 RECORDED = {"smollm2-135m-edd": 1.708, "smollm2-135m-edd-anchored": 1.663}
+OTHERS = {"qwen2.5-coder-0.5b-edd-anchored"}  # whose target is not fetched here
 
 
 def test_each_drafter_has_a_recorded_length():
-    assert RECORDED.keys() == {folder.name for folder in (ROOT / "model_cards").iterdir()}
+    assert RECORDED.keys() | OTHERS == {folder.name for folder in (ROOT / "model_cards").iterdir()}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_drafters_of_other_targets_are_whole(name):
+    folder = ROOT / "model_cards" / name
+    settings, log = read_json(folder / "config.json"), read_json(folder / "training_log.json")
+    with safe_open(folder / "model.safetensors", "pt") as tensors:
+        ids = tensors.get_tensor("draft_to_target")
+    assert len(ids) == settings["draft_vocab_size"] and int(ids.max()) < settings["target_vocab_size"]
+    lengths = [row["eval_accept_len"] for row in log if "eval_accept_len" in row]
+    assert settings["training"]["final"]["eval_accept_len"] >= 0.99 * max(lengths)
+    assert read_json(folder / "eval.json")["lossless"]["mismatches"] == 0
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 60e6
 
 
 @pytest.mark.parametrize("name", RECORDED)

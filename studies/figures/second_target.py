@@ -1,6 +1,6 @@
 """The figures of other targets in topic `flagship`, on code and chats.
 
-Qwen2.5-Coder-0.5B-Instruct is named by --target, its drafter is the one that its recipe has made. For the
+Qwen2.5-Coder-0.5B-Instruct is named by --target, its drafter is the committed one. For the
 1.5B the 0.5B drafts unchanged: --pair TARGET DRAFTER. Estimated minutes at full size on 2 cores:
 `qwen05_accept_len_tree` 25 (nothing is timed), `qwen05_best_vs_ar` and `qwen05_best_vs_transformers` together
 90 of a quiet machine; those of `qwen15_*` 50 and 400.
@@ -19,7 +19,7 @@ from studies.figures.machine_setting import REPEATS
 from studies.goals import Group, Measured, Run, Size
 
 NAME = "qwen2.5-coder-0.5b-edd-anchored"
-DRAFTER, RECIPE = f"runs/{NAME}/bundle", f"recipes/{NAME}.yaml"  # the recipe makes it
+DRAFTER, RECIPE = f"model_cards/{NAME}", f"recipes/{NAME}.yaml"
 TASKS = {
     "humaneval": ("data/eval/humaneval.jsonl.gz", 80),
     "mbpp": ("data/eval/mbpp.jsonl", 80),
