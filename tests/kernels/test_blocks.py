@@ -161,7 +161,7 @@ def test_threads_change_no_bit(kernels):
 
 
 def test_fewer_states_than_nodes_are_refused(kernels):
-    """They are overwritten, and what lies after them would be as well."""
+    """They are overwritten, and what is stored after them would be as well."""
     target, _ = tiny("llama")
     cache, n = target.new_cache(1, 16), 3
     target.forward(
