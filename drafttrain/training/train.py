@@ -13,8 +13,7 @@ import torch
 from accelerate.utils import broadcast
 from datasets import Dataset
 from rich.console import Console
-from safetensors.torch import load_file
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
 from drafttrain.data.corpus import load_corpus
 from drafttrain.drafters.config import DrafterConfig
@@ -144,8 +143,7 @@ def train(
 ) -> Path:
     """Train a drafter, write it to `out/drafter`, which is returned, and its log to `out/training_log.json`.
 
-    An interrupted run continues from its last whole checkpoint in `out/checkpoints`, where the best drafter
-    and the last one stay.
+    An interrupted run continues from the last whole checkpoint in `out/checkpoints`; the best one stays, too.
 
     Args:
         target_model: as `load_target` takes it.
@@ -213,33 +211,35 @@ def train(
         evaluate_drafter=validation,
     )
     if resume and (read_json(resume / STATE)["global_step"] >= max_steps or clock.progress() == 1):
-        # interrupted after its last step: the Trainer would make one more
-        trainer.state = TrainerState.load_from_json(str(resume / STATE))
-        trainer.state.is_world_process_zero = is_first  # not as the first rank has written it
-        keeper.on_train_begin(arguments, trainer.state, trainer.control)
-        drafter.load_state_dict(load_file(resume / "model.safetensors"), strict=False)
-        trainer.log({"train_loss": 0.0})  # the closing line
+        from drafttrain.training.ended import take_up  # interrupted after its last step
+
+        take_up(trainer, keeper, resume)
     else:
         first = read_json(resume / STATE)["global_step"] if resume else 0
         with counted("training", max_steps, console=console, done=first) as advance:
             trainer.add_callback(ShowSteps(clock, first, max_steps, advance))
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    history = trainer.state.log_history
-    if not any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history):
+    last = trainer.state.global_step
+    if not any("eval_loss" in one and one["step"] == last for one in trainer.state.log_history):
         trainer.evaluate()
     if is_first:
-        last = trainer.state.global_step
-        chosen = last if config.select == "last" else keeper.restore(drafter, trainer.state)
-        drafter.config.training = training_summary(config, trainer, rows, made_from, command, chosen)
-        write_json(out / "training_log.json", history)
-        drafter.finish()
-        with new_folder(out / "drafter") as folder:
-            drafter.save_pretrained(folder)
-        keeper.on_save(arguments, trainer.state, trainer.control)
+        _write(out, config, trainer, keeper, rows, made_from, command)
     trainer.accelerator.wait_for_everyone()  # no process returns before the folder is there
     if run:
         run.finish()
     return out / "drafter"
+
+
+def _write(out: Path, config, trainer, keeper, rows, made_from, command) -> None:
+    """Write the log and the drafter that was chosen."""
+    drafter, last = trainer.model, trainer.state.global_step
+    chosen = last if config.select == "last" else keeper.restore(drafter, trainer.state)
+    drafter.config.training = training_summary(config, trainer, rows, made_from, command, chosen)
+    write_json(out / "training_log.json", trainer.state.log_history)
+    drafter.finish()
+    with new_folder(out / "drafter") as folder:
+        drafter.save_pretrained(folder)
+    keeper.on_save(trainer.args, trainer.state, trainer.control)
 
 
 def start_drafter(
