@@ -3,23 +3,32 @@ repository ships them: a fifth of the JSON's size, since an answer's text is lef
 
 python scripts/pack_responses.py runs/a/regenerated runs/b/regenerated --out data/train/answers.parquet
 python scripts/pack_responses.py runs/c/regenerated --without data/train/answers.parquet --out more.parquet
+python scripts/pack_responses.py --traces runs/thoughts/gsm8k runs/thoughts/writing --out thoughts.parquet
 
 Rows are sorted by id; a later folder's answer with an earlier id or prompt (case and punctuation folded) is
 left out, and so are those of --without, packed files that exist already, and conversations with a prompt of
---exclude (default: the evaluation, tuning, validation and held-out prompts). The same answers give the same
-bytes with the same pyarrow.
+--exclude (default: the evaluation, tuning, validation and held-out prompts). Of the traces of `drafttrain
+reason` each answered call is a row, as the thoughts of a state are several answers to one prompt. The same
+answers give the same bytes with the same pyarrow.
 """
 
 import argparse
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from drafttrain.data.chat import tokenizer_hash
 from drafttrain.data.overlap import EvaluationPrompts, fold
+from drafttrain.data.thoughts import answered_calls
+from drafttrain.reasoning.reason import SUMMARY
+from drafttrain.reasoning.trace import Trace
 from drafttrain.regenerate.responses import read_rows
 from drafttrain.regenerate.stage import RECORD
+from drafttrain.target_lm.loading import load_tokenizer
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import whole_file
 
@@ -63,16 +72,47 @@ def packed_rows(folders: Iterable[Path], exclude: Sequence[str], without: Iterab
             yield kept | {"conversations": turns, "tokenizer_hash": made_by}
 
 
+def traced_rows(folders: Iterable[Path], exclude: Sequence[str]) -> Iterator[dict]:
+    """Yield the answered calls of folders of traces, answers as token ids where they have them."""
+    prompts, hashes = EvaluationPrompts.read(exclude), {}
+    for path in (
+        path for folder in folders for path in sorted(folder.glob("*.json")) if path.name != SUMMARY
+    ):
+        trace = Trace.load(path)
+        target = trace.settings["target"]
+        if target not in hashes:
+            hashes[target] = tokenizer_hash(load_tokenizer(target))
+        for call in answered_calls(asdict(trace), str(path)):
+            *turns, answer = call["messages"]
+            conversation = [{"from": "human", "value": turn["content"], "token_ids": None} for turn in turns]
+            ids = answer.get("token_ids")
+            text = None if ids else answer["content"]
+            row = {
+                "id": f"{trace.task}/{call['id']}",
+                "conversations": [*conversation, {"from": "gpt", "value": text, "token_ids": ids}],
+                "finish_reason": call["finish_reason"],
+                "temperature": trace.settings["sampling"]["temperature"],
+                "tokenizer_hash": hashes[target],
+            }
+            if not any(map(prompts.overlap, asked(row))):
+                yield row
+
+
 def asked(row: dict) -> list[str]:
     """Return the prompts of a row's conversation."""
     return [turn["value"] for turn in row["conversations"] if turn["from"] == "human"]
 
 
 def pack(
-    folders: Iterable[Path], out: Path, exclude: Sequence[str] = (), without: Iterable[Path] = ()
+    folders: Iterable[Path],
+    out: Path,
+    exclude: Sequence[str] = (),
+    without: Iterable[Path] = (),
+    traces: Iterable[Path] = (),
 ) -> tuple[int, int]:
-    """Write the file; return its conversations and the answers' tokens."""
-    rows = sorted(packed_rows(folders, exclude, without), key=lambda row: row["id"])
+    """Write the file; return its conversations and the tokens of answers that are stored as ids."""
+    found = itertools.chain(packed_rows(folders, exclude, without), traced_rows(traces, exclude))
+    rows = sorted(found, key=lambda row: row["id"])
     table = pa.Table.from_pylist(rows, SCHEMA)
     with whole_file(out) as file:
         # without dictionaries, which take more room than they save for ids that are nearly all different
@@ -85,12 +125,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folders", type=Path, nargs="+", help="of `drafttrain regenerate`")
+    parser.add_argument("folders", type=Path, nargs="*", default=[], help="of `drafttrain regenerate`")
+    parser.add_argument("--traces", type=Path, nargs="*", default=[], help="folders of `drafttrain reason`")
     parser.add_argument("--out", type=Path, required=True, help="Parquet file to write")
     parser.add_argument("--exclude", nargs="*", default=EXCLUDE, help="files or folders of prompts")
     parser.add_argument("--without", type=Path, nargs="*", default=[], help="packed files of other answers")
     args = parser.parse_args()
-    rows, tokens = pack(args.folders, args.out, args.exclude, args.without)
+    if not args.folders and not args.traces:
+        parser.error("name folders of answers, or of traces after --traces")
+    rows, tokens = pack(args.folders, args.out, args.exclude, args.without, args.traces)
     print(f"{args.out}: {rows} conversations, {tokens} tokens in their answers")
 
 

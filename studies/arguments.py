@@ -40,6 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ngrams": {"default": BUNDLE, "metavar": "DIR", "help": "an n-gram cache"},
     "trees": {"default": "runs/trees", "metavar": "DIR", "help": "folder of drafttrain c2t"},
     "prompts": {"default": MT_BENCH, "metavar": "FILE", "help": "prompts to decode"},
+    "problems": {"required": True, "metavar": "DIR", "help": "files of each task's problems"},
     "tasks": {
         "action": "append",
         "default": [],

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import random
+import re
 import runpy
 from pathlib import Path
 
@@ -14,7 +16,10 @@ from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.data.corpus import load_corpus
 from drafttrain.data.loss_mask import fill_texts
 from drafttrain.data.overlap import EvaluationPrompts
+from drafttrain.data.prompts import read_rows
 from drafttrain.data.readers import read_conversations
+from drafttrain.reasoning.tasks.blocks import Blocks, check_plan, read_pddl
+from drafttrain.reasoning.tasks.blocksworld import Blocksworld
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.hashes import sha256_file
 
@@ -160,3 +165,50 @@ def test_gsm8k_and_oasst_prompts(tmp_path):
     (tmp_path / "o.json").write_text(json.dumps({"prompts": [{"prompt": "Why? ", "results": []}]}))
     row = next(prompts["oasst_prompts"](tmp_path / "o.json"))
     assert row["conversations"][0]["value"] == "Why?"
+
+
+def test_training_problems_are_others_than_the_stored_ones(tmp_path):
+    problems = script("training_problems.py")
+    tuned = read_rows_of("data/tuning_gsm8k.jsonl")
+    other = {"question": "How many legs have four cats and three birds together?", "answer": "#### 22"}
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*tuned, other]))
+    assert [row["question"] for row in problems["gsm8k"](path, 100, 0)] == [other["question"]]
+
+    rows = list(problems["blocksworld"](12, 0))
+    assert rows == list(problems["blocksworld"](12, 0)) and rows != list(problems["blocksworld"](12, 1))
+    read = [Blocksworld().problem(row["id"], row, "row") for row in rows]  # which checks its plan
+    stored = [
+        read_pddl(row["pddl"], "stored") for row in read_rows_of("data/eval/blocksworld_step_6.jsonl.gz")
+    ]
+    forms = {problems["without_names"](blocks) for blocks in stored}
+    assert len(forms) > 50
+    for problem, row in zip(read, rows):
+        assert problems["without_names"](problem.reference) not in forms
+        assert row["plan"].count("\n") == 6 and problem.text == row["prompt"]
+
+
+def test_stored_problems_are_found_under_other_names():
+    problems = script("training_problems.py")
+    row = read_rows_of("data/eval/blocksworld_step_6.jsonl.gz")[0]
+    renamed = re.sub(r"\b([a-d])\b", lambda found: "dcab"["abcd".index(found[1])], row["pddl"])
+    first, second = (problems["without_names"](read_pddl(text, "row")) for text in (row["pddl"], renamed))
+    assert renamed != row["pddl"] and first == second
+    known = read_pddl(row["pddl"], "row")
+    other = Blocks(known.names, known.start, frozenset({("on", "d", "c")}))
+    assert problems["without_names"](other) != first
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shortest_plans(seed):
+    """A plan reaches its goal, and no shorter one does."""
+    problems = script("training_problems.py")
+    draw = random.Random(seed)
+    goal = frozenset(fact for fact in problems["placed"]("abc", draw) if fact[0] == "on")
+    blocks = Blocks(("a", "b", "c"), frozenset(problems["placed"]("abc", draw)), goal)
+    plan = problems["shortest_plan"](blocks, 12)
+    assert check_plan(blocks, plan) is None and problems["shortest_plan"](blocks, len(plan) - 1) == []
+
+
+def read_rows_of(path: str) -> list[dict]:
+    return [row for _, _, row in read_rows(SCRIPTS.parent / path)]

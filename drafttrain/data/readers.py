@@ -91,7 +91,14 @@ def _values(stream: Stream, format: Format, report: ReadReport) -> Iterator[tupl
     if not stream.given and (stream.is_companion or suffix not in (*_ROWS, *TEXT)):
         report.files_left_out[suffix or "no suffix"] += 1
     elif suffix in _ROWS:
-        yield from read_values(stream)
+        for row, value in read_values(stream):
+            if isinstance(value, dict) and "rounds" in value:
+                from drafttrain.data.thoughts import answered_calls
+
+                calls = answered_calls(value, f"{stream.source}:row {row}")
+                yield from ((row, call) for call in calls)
+            else:
+                yield row, value
     elif format in ("text", "oanc") or suffix in TEXT:
         if format not in ("auto", "text", "oanc"):
             raise UserError(

@@ -33,8 +33,9 @@ class TrainingConfig:
         weight_decay: decoupled weight decay; with muon only of weights with two dimensions.
         max_grad_norm: gradients are scaled down to this norm.
         block_length: shortest and longest draft block; L is drawn for each row and step (EDD: 5 to 10).
-        loss: "kl", from the target's distribution to the drafter's (EDD, eq. 4), or "ce", cross-entropy with
-            the text's tokens. EAGLE adds a tenth of it to smooth L1 on its states, MEDUSA sums it over heads.
+        loss: "kl", from the target's distribution to the drafter's (EDD, eq. 4); "ce", cross-entropy with
+            the text's tokens; "acceptance", of drafts that are drawn, for decoding at temperature 1. EAGLE
+            adds a tenth of it to smooth L1 on its states, MEDUSA sums it over heads.
         argmax_share: of cross-entropy with the target's most probable token in the loss; for EDD. 0: all KL.
         unreached_weight: weight of positions that greedy drafts do not reach, as one before them in their
             block is not the target's most probable token; for EDD. 1 is the paper's.
@@ -78,7 +79,7 @@ class TrainingConfig:
     weight_decay: float = setting(0.0, ge=0)
     max_grad_norm: float = setting(1.0, gt=0)
     block_length: tuple[int, int] = setting((5, 10), ge=1)
-    loss: Literal["kl", "ce"] = "kl"
+    loss: Literal["kl", "ce", "acceptance"] = "kl"
     argmax_share: float = setting(0.0, ge=0, le=1)
     unreached_weight: float = setting(1.0, ge=0, le=1)
     kl_chunk: int = setting(256, ge=1)

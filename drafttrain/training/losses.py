@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from drafttrain.training.emphasis import Emphasis
 
 
+# Takes the target's probabilities and the log of the drafter's, fp32 [c, D]; returns the loss of each
+# position [c, 1] and its gradient with respect to the drafter's logits [c, D].
+Divergence = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
 class _FusedHeadKL(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, states, weight, teacher_states, teacher_logits, chunk, dtype, emphasis):
+    def forward(ctx, states, weight, teacher_states, teacher_logits, chunk, dtype, emphasis, divergence):
         needs_states, needs_weight = ctx.needs_input_grad[:2]
         head = weight.to(dtype)  # [D, H]
         grad_states = torch.empty_like(states) if needs_states else None  # [N, H]
@@ -38,9 +43,13 @@ class _FusedHeadKL(torch.autograd.Function):
             if emphasis is not None:
                 p, weights = emphasis(start, p, best, right)  # [c, D], [c, 1]
                 log_p = p.log().clamp(min=-1e4)  # 0 log 0 is 0
-            loss += (weights * p * (log_p - log_q)).sum()
+            if divergence is None:
+                each, grad = p * (log_p - log_q), log_q.exp() - p  # [c, D]
+            else:
+                each, grad = divergence(p, log_q)  # [c, 1], [c, D]
+            loss += (weights * each).sum()
             if needs_states or needs_weight:
-                grad_logits = (weights * (log_q.exp() - p)).to(dtype)  # [c, D]
+                grad_logits = (weights * grad).to(dtype)  # [c, D]
                 if needs_states:
                     grad_states[part] = (grad_logits @ head).to(states.dtype)
                 if needs_weight:
@@ -57,7 +66,7 @@ class _FusedHeadKL(torch.autograd.Function):
             grad_states = grad_states * grad_loss
         if grad_weight is not None:
             grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
-        return grad_states, grad_weight, None, None, None, None, None
+        return grad_states, grad_weight, None, None, None, None, None, None
 
 
 def head_kl(
@@ -68,6 +77,7 @@ def head_kl(
     chunk: int = 1024,
     dtype: torch.dtype | None = None,
     emphasis: "Emphasis | None" = None,
+    divergence: Divergence | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum D_KL(P_t || P_d) over positions (EDD paper, eq. 4), softmaxes and differences in fp32.
 
@@ -80,6 +90,7 @@ def head_kl(
         chunk: positions per pass.
         dtype: of the drafter's matrix products; None for that of its states.
         emphasis: changes the distributions and weights positions; None: neither.
+        divergence: summed in place of D_KL.
 
     Returns:
         the summed loss and the number of positions where the two most likely tokens agree, both fp32 [].
@@ -87,4 +98,5 @@ def head_kl(
     if not torch.is_grad_enabled():  # parameters require a gradient even then
         states, weight = states.detach(), weight.detach()
     dtype = states.dtype if dtype is None else dtype
-    return _FusedHeadKL.apply(states, weight, teacher_states, teacher_logits, chunk, dtype, emphasis)
+    how = chunk, dtype, emphasis, divergence
+    return _FusedHeadKL.apply(states, weight, teacher_states, teacher_logits, *how)

@@ -206,7 +206,7 @@ def train(
         kl_chunk=config.kl_chunk,
         mask_seed=seed,
         rate=rate_schedule(config, max_steps, clock.progress),
-        labels=config.loss == "ce",
+        loss=config.loss,
         emphasis=emphasis,
         evaluate_drafter=validation,
     )

@@ -37,9 +37,9 @@ class DraftLoss:
 
     Attributes:
         total: the loss.
-        kl: forward KL (or cross-entropy) of the first prediction, the next draft token.
+        kl: forward KL (or what `loss` names) of the first prediction, the next draft token.
         agree: its positions where both argmaxes agree.
-        positions: of these two; of labels, those that can be drafted.
+        positions: of these two; of the text's tokens, those that can be drafted.
     """
 
     total: torch.Tensor
@@ -56,7 +56,7 @@ def draft_loss(
     layout: BlockLayout | None,
     chunk: int,
     bf16: bool,
-    labels: bool = False,
+    loss: str = "kl",
     emphasis: "Emphasizing | None" = None,
 ) -> DraftLoss:
     """Return the loss of a drafter on a batch, summed over its trained positions.
@@ -68,8 +68,7 @@ def draft_loss(
         layout: the blocks of this step, for drafters with soft prompts.
         chunk: positions whose logits exist at once.
         bf16: compute the drafter in bf16 (autocast); the target keeps its own dtype.
-        labels: cross-entropy with the text's tokens in place of the KL to the target's distribution; tokens
-            outside the draft vocabulary are left out.
+        loss: as `training.loss`; of "ce", the text's tokens outside the draft vocabulary are left out.
         emphasis: of trained positions and blocks; None: none.
     """
     wanted = batch["loss_mask"].bool()  # [B, T]
@@ -83,10 +82,14 @@ def draft_loss(
     draft_rows, bias = target.lm_head.weight[drafter.draft_to_target], target.lm_head.bias  # [D, H], [V]
     bias = None if bias is None else bias[drafter.draft_to_target]  # [D]
     next_ids, emphasized = None, emphasis and emphasis(wanted, layout)
-    if labels:
+    if loss == "ce":
         from drafttrain.training.label_loss import draft_ids, head_ce  # for an ablation
 
         next_ids = draft_ids(drafter, target.vocab_size)[batch["input_ids"].roll(-1, 1)]  # [B, T]
+
+    divergence = None
+    if loss == "acceptance":
+        from drafttrain.training.acceptance_loss import neg_log_acceptance as divergence
 
     def teacher_logits(final: torch.Tensor) -> torch.Tensor:
         return target.scale_logits(F.linear(final, draft_rows, bias))  # [c, D]
@@ -97,7 +100,7 @@ def draft_loss(
         teacher = batch["final"][prediction.rows].to(target.dtype)  # [N, H]
         dtype = torch.bfloat16 if bf16 else head.dtype
         if next_ids is None:
-            kl, agree = head_kl(states, head, teacher, teacher_logits, chunk, dtype, emphasized)
+            kl, agree = head_kl(states, head, teacher, teacher_logits, chunk, dtype, emphasized, divergence)
         else:
             ids = next_ids[prediction.rows]  # [N], -1 for tokens that cannot be drafted
             known = ids >= 0
@@ -143,7 +146,7 @@ class DraftTrainer(Trainer):
         kl_chunk: positions whose logits exist at once.
         mask_seed: seed of the block masks and of EAGLE's noise.
         rate: factor on the learning rate for a number of optimizer steps done.
-        labels, emphasis: as `draft_loss` takes them.
+        loss, emphasis: as `draft_loss` takes them.
         evaluate_drafter: called at each evaluation; the names of its metrics get the prefix "eval_".
     """
 
@@ -158,14 +161,14 @@ class DraftTrainer(Trainer):
         mask_seed: int,
         rate: Callable[[int], float],
         evaluate_drafter: Callable[[DraftModel], dict[str, float]],
-        labels: bool = False,
+        loss: str = "kl",
         emphasis: "Emphasizing | None" = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.target, self.block_length, self.kl_chunk = target, block_length, kl_chunk
         self.mask_seed, self.rate, self.evaluate_drafter = mask_seed, rate, evaluate_drafter
-        self.labels, self.emphasis = labels, emphasis
+        self.loss, self.emphasis = loss, emphasis
         self.model_accepts_loss_kwargs = True
         self._forwards = (-1, 0)  # optimizer step, forward passes of this process in it so far
         # agreements, trained positions, tokens and positions without finite states since the last log line
@@ -211,7 +214,7 @@ class DraftTrainer(Trainer):
         inputs = {**with_states(self.target, inputs), "row_seeds": torch.tensor(seeds)}
         trained = inputs["loss_mask"].sum()
         self._refuse_broken(bool((trained == 0) & (wanted > 0)))
-        how = self.kl_chunk, self.args.bf16, self.labels, self.emphasis
+        how = self.kl_chunk, self.args.bf16, self.loss, self.emphasis
         batch_loss = draft_loss(model, self.model, self.target, inputs, layout, *how)
         loss = batch_loss.total
         if not torch.isfinite(loss):
