@@ -94,7 +94,7 @@ def traced_rows(folders: Iterable[Path], exclude: Sequence[str]) -> Iterator[dic
                 "temperature": trace.settings["sampling"]["temperature"],
                 "tokenizer_hash": hashes[target],
             }
-            if not any(map(prompts.overlap, asked(row))):
+            if not any(map(prompts.overlap, [*asked(row), call["tree_of"]])):
                 yield row
 
 

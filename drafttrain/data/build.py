@@ -136,7 +136,8 @@ def _unmeasured(
 
 def _asked(conversation: Conversation) -> list[str]:
     """Return the turns in which an evaluation prompt may be."""
-    return [message.content for message in conversation.messages if message.role in ("user", "text")]
+    turns = [message.content for message in conversation.messages if message.role in ("user", "text")]
+    return turns + ([conversation.tree_of] if conversation.tree_of else [])
 
 
 def kept_conversations(

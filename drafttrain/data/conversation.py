@@ -14,12 +14,14 @@ class Conversation:
         messages: the turns in order.
         source: "file.json:row 12", for error messages.
         tokenizer: hash of the one that the file's token ids are of, where it says so.
+        tree_of: the problem whose tree of thoughts it is a part of; its prompts may have it in other words.
     """
 
     id: str
     messages: list[Message]
     source: str
     tokenizer: str | None = None
+    tree_of: str | None = None
 
     @property
     def is_text(self) -> bool:

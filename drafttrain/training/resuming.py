@@ -56,3 +56,26 @@ def check_same_launch(config: TrainingConfig, checkpoint: Path) -> None:
             f"{checkpoint}: this training was begun {words[0]} and would continue {words[1]}; launch it as "
             "before, or delete the checkpoints"
         )
+
+
+def begun_in_bf16(config: TrainingConfig, checkpoint: Path) -> bool | None:
+    """Return whether a checkpoint's steps were computed in bf16; None if it is not recorded.
+
+    Raises:
+        UserError: they were, and the settings ask for fp32, or the other way round.
+    """
+    path = checkpoint / COMPUTED
+    begun = read_json(path)["bf16"] if path.exists() else None
+    if begun is not None and config.bf16 not in ("auto", begun):
+        was = str(begun).lower()
+        raise UserError(
+            f"training.bf16: must be {was}, as {checkpoint} was trained, got {str(config.bf16).lower()}; set "
+            f"it to {was} or auto, or delete the checkpoints"
+        )
+    return begun
+
+
+def elapsed(checkpoint: Path) -> float:
+    """Return the seconds of training up to a checkpoint."""
+    history = read_json(checkpoint / STATE)["log_history"]
+    return max((entry.get("elapsed", 0.0) for entry in history), default=0.0)

@@ -170,12 +170,12 @@ def train(
         for name, split in splits.items()
     }
     rows = packed["train"]
-    resume = _checkpoint(config, out / "checkpoints")
+    resume, before = _checkpoint(config, out / "checkpoints")
     config = settle_bf16(config, target, resume)
     validation = Validation(config, target, packed["validation"])
     _require_disk(config, drafter, out)
 
-    clock = Clock(config.max_minutes, _elapsed(resume))
+    clock = Clock(config.max_minutes, before)
     emphasis = None
     if config.argmax_share or config.unreached_weight < 1:
         from drafttrain.training.emphasis import emphasis_of  # which the papers do not have
@@ -336,15 +336,16 @@ def training_arguments(
     return arguments
 
 
-def _checkpoint(config: TrainingConfig, folder: Path) -> Path | None:
-    """Return the checkpoint from which training goes on; None at its beginning."""
+def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path | None, float]:
+    """Return the checkpoint from which training goes on, and its seconds; None and 0 at the beginning."""
     if not any(folder.glob("checkpoint-*")):
-        return None
-    from drafttrain.training.resuming import check_same_launch, last_whole_checkpoint
+        return None, 0.0
+    from drafttrain.training.resuming import check_same_launch, elapsed, last_whole_checkpoint
 
-    if (found := last_whole_checkpoint(folder)) is not None:
-        check_same_launch(config, found)
-    return found
+    if (found := last_whole_checkpoint(folder)) is None:
+        return None, 0.0
+    check_same_launch(config, found)
+    return found, elapsed(found)
 
 
 def settle_bf16(
@@ -355,32 +356,16 @@ def settle_bf16(
     Raises:
         UserError: the checkpoint was trained in bf16 and the settings ask for fp32, or the other way round.
     """
-    begun = None if checkpoint is None else _trained_in_bf16(checkpoint)
-    if config.bf16 == "auto":
-        if begun is None:
-            begun = dtype_for(target.config, "auto", target.device, "products") == torch.bfloat16
-        return replace(config, bf16=begun)
-    if begun is not None and begun != config.bf16:
-        was = str(begun).lower()
-        raise UserError(
-            f"training.bf16: must be {was}, as {checkpoint} was trained, got {str(config.bf16).lower()}; set "
-            f"it to {was} or auto, or delete the checkpoints"
-        )
-    return config
+    begun = None
+    if checkpoint is not None:
+        from drafttrain.training.resuming import begun_in_bf16
 
-
-def _trained_in_bf16(checkpoint: Path) -> bool | None:
-    """Return whether a checkpoint's steps were computed in bf16; None if it is not recorded."""
-    path = checkpoint / COMPUTED
-    return read_json(path)["bf16"] if path.exists() else None
-
-
-def _elapsed(checkpoint: Path | None) -> float:
-    """Return the seconds of training up to a checkpoint."""
-    if checkpoint is None:
-        return 0.0
-    history = read_json(checkpoint / STATE)["log_history"]
-    return max((entry.get("elapsed", 0.0) for entry in history), default=0.0)
+        begun = begun_in_bf16(config, checkpoint)
+    if config.bf16 != "auto":
+        return config
+    if begun is None:
+        begun = dtype_for(target.config, "auto", target.device, "products") == torch.bfloat16
+    return replace(config, bf16=begun)
 
 
 def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> None:

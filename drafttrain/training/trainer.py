@@ -81,13 +81,12 @@ def draft_loss(
         predictions = drafter.predictions(model, batch, attend, wanted)
     draft_rows, bias = target.lm_head.weight[drafter.draft_to_target], target.lm_head.bias  # [D, H], [V]
     bias = None if bias is None else bias[drafter.draft_to_target]  # [D]
-    next_ids, emphasized = None, emphasis and emphasis(wanted, layout)
+    next_ids, divergence, emphasized = None, None, emphasis and emphasis(wanted, layout)
     if loss == "ce":
         from drafttrain.training.label_loss import draft_ids, head_ce  # for an ablation
 
         next_ids = draft_ids(drafter, target.vocab_size)[batch["input_ids"].roll(-1, 1)]  # [B, T]
 
-    divergence = None
     if loss == "acceptance":
         from drafttrain.training.acceptance_loss import neg_log_acceptance as divergence
 

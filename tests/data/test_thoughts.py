@@ -15,10 +15,8 @@ from drafttrain.reasoning.reason import reason
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.utils.errors import UserError
 
-ROW = {
-    "question": "Ann has three red apples and buys two more of them. How many are there?",
-    "answer": "#### 5",
-}
+SENTENCES = ["The door was open.", "Nobody came by.", "Rain fell on the roof.", "He knew it was late."]
+ROW = {"prompt": " ".join(SENTENCES), "end_sentences": SENTENCES}
 
 
 class Recorded:
@@ -36,7 +34,8 @@ class Recorded:
             return Answer("", error="not finite")
         text = f"It is {self.calls}."
         ids = tuple(self.tokenizer.encode(f"{text}\n\nAnd"))
-        self.answered.append((call, text, ids))
+        if call.max_new_tokens > 16:  # others get no drafts
+            self.answered.append((call, text, ids))
         return Answer(text, ids)
 
 
@@ -44,8 +43,8 @@ class Recorded:
 def traced(tmp_path, chatml):
     """Return a folder with a trace, and the calls that were answered in it."""
     model = Recorded(chatml)
-    problem = TASKS["gsm8k"]().problem("one", ROW, "row 1")
-    reason("gsm8k", problem, in_rounds(model), SearchConfig(seed=3), tmp_path / "traces" / "one.json")
+    problem = TASKS["writing"]().problem("one", ROW, "row 1")
+    reason("writing", problem, in_rounds(model), SearchConfig(seed=3), tmp_path / "traces" / "one.json")
     (tmp_path / "traces" / "summary.json").write_text('{"trees": 1}')
     return tmp_path / "traces", model.answered
 
@@ -54,8 +53,8 @@ def test_each_answered_call_is_a_chat(traced):
     folder, answered = traced
     report = ReadReport()
     read = list(read_conversations(folder, report=report))
-    assert len(read) == len(answered) == report.kept == report.read > 10
-    assert len({one.id for one in read}) == len(read)
+    assert len(read) == len(answered) == report.kept == report.read == 5
+    assert len({one.id for one in read}) == len(read) and any(call.begin for call, _, _ in answered)
     expected = [
         (call.messages, call.begin + text, None if call.begin else list(ids)) for call, text, ids in answered
     ]
@@ -99,6 +98,7 @@ def test_generated_ids_are_trained_with_what_ended_them(traced, chatml, tmp_path
 
 
 def test_trees_of_evaluation_problems_are_left_out(traced, chatml, tmp_path):
+    """All of them: this task's prompts have its sentences one by one, and its scores' none of them."""
     folder, _ = traced
     (tmp_path / "eval.jsonl").write_text(json.dumps(ROW))
     config = CorpusConfig([Source(str(folder))], max_length=4096, exclude=[str(tmp_path / "eval.jsonl")])
