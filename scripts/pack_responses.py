@@ -7,9 +7,9 @@ python scripts/pack_responses.py --traces runs/thoughts/gsm8k runs/thoughts/writ
 
 Rows are sorted by id; a later folder's answer with an earlier id or prompt (case and punctuation folded) is
 left out, and so are those of --without, packed files that exist already, and conversations with a prompt of
---exclude (default: the evaluation, tuning, validation and held-out prompts). Of the traces of `drafttrain
-reason` each answered call is a row, as the thoughts of a state are several answers to one prompt. The same
-answers give the same bytes with the same pyarrow.
+--exclude (default: the evaluation, tuning, validation and held-out prompts). In traces of `drafttrain reason`
+each answer with drafts is a row: the thoughts of a state are several answers to one prompt. The same answers
+give the same bytes with the same pyarrow.
 """
 
 import argparse
@@ -23,12 +23,13 @@ from pyarrow import parquet
 
 from drafttrain.data.chat import tokenizer_hash
 from drafttrain.data.overlap import EvaluationPrompts, fold
-from drafttrain.data.thoughts import answered_calls
+from drafttrain.data.thoughts import rows_of_trees
 from drafttrain.reasoning.reason import SUMMARY
 from drafttrain.reasoning.trace import Trace
 from drafttrain.regenerate.responses import read_rows
 from drafttrain.regenerate.stage import RECORD
 from drafttrain.target_lm.loading import load_tokenizer
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import whole_file
 
@@ -73,29 +74,41 @@ def packed_rows(folders: Iterable[Path], exclude: Sequence[str], without: Iterab
 
 
 def traced_rows(folders: Iterable[Path], exclude: Sequence[str]) -> Iterator[dict]:
-    """Yield the answered calls of folders of traces, answers as token ids where they have them."""
+    """Yield the answers in folders of traces that drafts are made for, as token ids where they have them.
+
+    Raises:
+        UserError: a folder without traces, a damaged one, or one without the name of its target.
+    """
     prompts, hashes = EvaluationPrompts.read(exclude), {}
-    for path in (
-        path for folder in folders for path in sorted(folder.glob("*.json")) if path.name != SUMMARY
-    ):
-        trace = Trace.load(path)
-        target = trace.settings["target"]
-        if target not in hashes:
-            hashes[target] = tokenizer_hash(load_tokenizer(target))
-        for call in answered_calls(asdict(trace), str(path)):
-            *turns, answer = call["messages"]
-            conversation = [{"from": "human", "value": turn["content"], "token_ids": None} for turn in turns]
-            ids = answer.get("token_ids")
-            text = None if ids else answer["content"]
-            row = {
-                "id": f"{trace.task}/{call['id']}",
-                "conversations": [*conversation, {"from": "gpt", "value": text, "token_ids": ids}],
-                "finish_reason": call["finish_reason"],
-                "temperature": trace.settings["sampling"]["temperature"],
-                "tokenizer_hash": hashes[target],
-            }
-            if not any(map(prompts.overlap, [*asked(row), call["tree_of"]])):
-                yield row
+    for folder in folders:
+        paths = [path for path in sorted(folder.glob("*.json")) if path.name != SUMMARY]
+        if not paths:
+            raise UserError(f"{folder}: must be a folder of traces, got none; name out of drafttrain reason")
+        for path in paths:
+            trace = Trace.load(path)
+            if not (target := trace.settings.get("target")):
+                raise UserError(f"{path}: must name its target, got none; make it with drafttrain reason")
+            if target not in hashes:
+                hashes[target] = tokenizer_hash(load_tokenizer(target))
+            for row in rows_of_trees(asdict(trace), str(path)) or ():
+                *turns, answer = row["messages"]
+                ids = answer.get("token_ids")
+                conversation = [
+                    {"from": "human", "value": turn["content"], "token_ids": None} for turn in turns
+                ]
+                conversation.append(
+                    {"from": "gpt", "value": None if ids else answer["content"], "token_ids": ids}
+                )
+                packed = {
+                    "id": f"{trace.task}/{row['id']}",
+                    "conversations": conversation,
+                    "finish_reason": row["finish_reason"],
+                    "temperature": trace.settings["sampling"]["temperature"],
+                    "tokenizer_hash": hashes[target],
+                    "tree_of": row["tree_of"],
+                }
+                if not any(map(prompts.overlap, [*asked(packed), row["tree_of"]])):
+                    yield packed
 
 
 def asked(row: dict) -> list[str]:
@@ -112,8 +125,12 @@ def pack(
 ) -> tuple[int, int]:
     """Write the file; return its conversations and the tokens of answers that are stored as ids."""
     found = itertools.chain(packed_rows(folders, exclude, without), traced_rows(traces, exclude))
-    rows = sorted(found, key=lambda row: row["id"])
-    table = pa.Table.from_pylist(rows, SCHEMA)
+    rows, schema = sorted(found, key=lambda row: row["id"]), SCHEMA
+    if not rows:
+        raise UserError(f"{out}: must have an answer, got none but excluded ones; name other folders")
+    if any("tree_of" in row for row in rows):
+        schema = SCHEMA.append(pa.field("tree_of", pa.string()))
+    table = pa.Table.from_pylist(rows, schema)
     with whole_file(out) as file:
         # without dictionaries, which take more room than they save for ids that are nearly all different
         parquet.write_table(table, file, compression="zstd", compression_level=19, use_dictionary=False)
@@ -133,7 +150,10 @@ def main() -> None:
     args = parser.parse_args()
     if not args.folders and not args.traces:
         parser.error("name folders of answers, or of traces after --traces")
-    rows, tokens = pack(args.folders, args.out, args.exclude, args.without, args.traces)
+    try:
+        rows, tokens = pack(args.folders, args.out, args.exclude, args.without, args.traces)
+    except UserError as error:
+        parser.exit(2, f"pack_responses: {error}\n")
     print(f"{args.out}: {rows} conversations, {tokens} tokens in their answers")
 
 

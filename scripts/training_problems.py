@@ -9,7 +9,7 @@ drafttrain reason recipes/reasoning/writing.yaml --drafter null --task.path runs
 GSM8K's are those of its training split without the stored tuning, validation and held-out ones; those of
 creative writing ask for four sentences of the Open American National Corpus; Blocksworld's are drawn at
 random, their shortest plan has six actions, and none is a stored one with other names. The same files give
-the same bytes. `corpus.sources` reads the folder of traces.
+the same bytes; --skip 1000 draws others than a run without it. `corpus.sources` reads the folder of traces.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from drafttrain.data.overlap import EvaluationPrompts
@@ -33,6 +33,7 @@ from drafttrain.reasoning.tasks.blocks import (
     effects,
     read_pddl,
 )
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.writing import whole_file
 
 Row = dict[str, object]
@@ -47,50 +48,52 @@ SENTENCES = 4
 ACTIONS = 6  # of a shortest plan
 
 
-def gsm8k(path: Path, number: int, seed: int) -> Iterator[Row]:
+def gsm8k(path: Path, seed: int) -> Iterator[Row]:
     """Yield problems of GSM8K's training split in random order."""
     excluded = EvaluationPrompts.read(TUNED_ON)
     rows = [value for stream in open_streams(path) for _, value in read_values(stream)]
+    if not all(isinstance(row, dict) and {"question", "answer"} <= row.keys() for row in rows):
+        raise UserError(f"{path}: rows must have question and answer; name GSM8K's train.jsonl")
     kept = [
         {"id": f"gsm8k-train-{n}", "question": row["question"], "answer": row["answer"]}
         for n, row in enumerate(rows)
         if not excluded.overlap(row["question"])
     ]
     random.Random(seed).shuffle(kept)
-    yield from kept[:number]
+    yield from kept
 
 
-def writing(path: Path, number: int, seed: int) -> Iterator[Row]:
-    """Yield requests for texts whose paragraphs end in sentences of a corpus."""
+def writing(path: Path, seed: int) -> Iterator[Row]:
+    """Yield requests for texts whose paragraphs end in sentences of a corpus, each sentence once."""
     excluded = tuple(json.loads(line)["id"] for line in Path(SUMMARIES).read_text().splitlines())
-    sentences = set()
+    found = set()
     for document in read_conversations(path, "oanc"):
         if document.source.split(".txt")[0].endswith(excluded):
             continue
         for sentence in ENDS.split(document.messages[0].content.replace("\n", " ")):
             if SHORTEST <= len(sentence.split()) <= LONGEST and SENTENCE.fullmatch(sentence):
-                sentences.add(sentence)
-    chosen = random.Random(seed).sample(sorted(sentences), number * SENTENCES)
-    for n in range(number):
-        own = chosen[n * SENTENCES : (n + 1) * SENTENCES]
+                found.add(sentence)
+    sentences = sorted(found)
+    random.Random(seed).shuffle(sentences)
+    for n in range(len(sentences) // SENTENCES):
+        own = sentences[n * SENTENCES : (n + 1) * SENTENCES]
         yield {"id": f"writing-{n}", "prompt": " ".join(own), "end_sentences": own}
 
 
-def blocksworld(number: int, seed: int) -> Iterator[Row]:
-    """Yield random problems of three to five blocks."""
+def blocksworld(seed: int) -> Iterator[Row]:
+    """Yield random problems of three to five blocks, without end."""
     rows = [value for stream in open_streams(STORED_BLOCKS) for _, value in read_values(stream)]
     stored = {without_names(read_pddl(row["pddl"], STORED_BLOCKS)) for row in rows}
-    draw, made = random.Random(seed), 0
-    while made < number:
+    draw, drawn = random.Random(seed), set()
+    while True:
         names = "abcde"[: draw.choice((3, 4, 4, 5))]
         goal = [fact for fact in placed(names, draw) if fact[0] == "on"]
         blocks = Blocks(tuple(names), frozenset(placed(names, draw)), frozenset(goal))
-        if goal and len(plan := shortest_plan(blocks, ACTIONS)) == ACTIONS:
+        if goal and blocks not in drawn and len(plan := shortest_plan(blocks, ACTIONS)) == ACTIONS:
             if without_names(blocks) not in stored:
-                pddl = as_pddl(blocks)
+                id, drawn = f"blocksworld-{len(drawn)}", drawn | {blocks}
                 actions = "".join(f"({' '.join(action)})\n" for action in plan)
-                yield {"id": f"blocksworld-{made}", "prompt": describe(blocks), "pddl": pddl, "plan": actions}
-                made += 1
+                yield {"id": id, "prompt": describe(blocks), "pddl": as_pddl(blocks), "plan": actions}
 
 
 def placed(names: str, draw: random.Random) -> list[Fact]:
@@ -157,12 +160,20 @@ def as_pddl(blocks: Blocks) -> str:
     )
 
 
-def write(rows: Iterable[Row], path: Path) -> None:
-    """Write a file of JSON lines, whole or not at all."""
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+def write(rows: Iterator[Row], skip: int, number: int, path: Path) -> None:
+    """Write a file of JSON lines, whole or not at all.
+
+    Raises:
+        UserError: there are fewer rows.
+    """
+    chosen = list(itertools.islice(rows, skip, skip + number))
+    if len(chosen) < number:
+        raise UserError(
+            f"{path}: number must be <= {len(chosen)} after {skip} problems, got {number}; lower it"
+        )
     with whole_file(path) as file:
-        file.write("".join(lines).encode())
-    print(f"{path}: {len(lines)} problems")
+        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen).encode())
+    print(f"{path}: {number} problems")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -172,13 +183,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gsm8k", type=Path, required=True, help="GSM8K's train.jsonl")
     parser.add_argument("--oanc", type=Path, required=True, help="archive of the corpus")
     parser.add_argument("--number", type=int, default=1000, help="problems of each task")
+    parser.add_argument("--skip", type=int, default=0, help="leave out as many before, of an earlier run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    write(gsm8k(args.gsm8k, args.number, args.seed), args.out / "gsm8k.jsonl")
-    write(writing(args.oanc, args.number, args.seed), args.out / "writing.jsonl")
-    write(blocksworld(args.number, args.seed), args.out / "blocksworld.jsonl")
+    found = {
+        "gsm8k": gsm8k(args.gsm8k, args.seed),
+        "writing": writing(args.oanc, args.seed),
+        "blocksworld": blocksworld(args.seed),
+    }
+    try:
+        for task, rows in found.items():
+            write(rows, args.skip, args.number, args.out / f"{task}.jsonl")
+    except UserError as error:
+        parser.exit(2, f"training_problems: {error}\n")
 
 
 if __name__ == "__main__":

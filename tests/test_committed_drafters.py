@@ -14,7 +14,11 @@ from drafttrain.utils.files import read_json
 
 ROOT = Path(__file__).parents[1]
 # accept_len of chains of 5 on eight first turns of MT-bench, 64 tokens each, in fp32, when it was committed
-RECORDED = {"smollm2-135m-edd": 1.708, "smollm2-135m-edd-anchored": 1.663}
+RECORDED = {
+    "smollm2-135m-edd": 1.708,
+    "smollm2-135m-edd-anchored": 1.663,
+    "smollm2-135m-edd-thoughts": 1.560,  # for sampled drafts
+}
 OTHERS = {"qwen2.5-coder-0.5b-edd-anchored"}  # whose target is not fetched here
 
 

@@ -1,6 +1,7 @@
 """The scripts that make the text that the repository ships, and the corpus that is read from it."""
 
 import gzip
+import itertools
 import json
 import random
 import re
@@ -15,7 +16,7 @@ from drafttrain.data.chat import tokenizer_hash
 from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.data.corpus import load_corpus
 from drafttrain.data.loss_mask import fill_texts
-from drafttrain.data.overlap import EvaluationPrompts
+from drafttrain.data.overlap import EvaluationPrompts, fold
 from drafttrain.data.prompts import read_rows
 from drafttrain.data.readers import read_conversations
 from drafttrain.reasoning.tasks.blocks import Blocks, check_plan, read_pddl
@@ -24,6 +25,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.hashes import sha256_file
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+WRITING = "data/eval/creative_writing.jsonl.gz"
 
 
 def script(name: str) -> dict:
@@ -148,10 +150,15 @@ def test_the_shipped_answers_hold_no_evaluation_prompt_and_their_hash_is_the_doc
     files.append(data / "train/answers_3.parquet")
     rows = [row for path in files for row in parquet.read_table(path).to_pylist()]
     assert len(rows) > 10_000 and len({row["id"] for row in rows}) == len(rows)
-    files.append(data / "train/qwen2.5-coder-0.5b.parquet")  # the same prompts in part
-    rows += parquet.read_table(files[-1]).to_pylist()
+    for name in ("qwen2.5-coder-0.5b", "thoughts"):  # some prompts are in the first three as well
+        files.append(data / f"train/{name}.parquet")
+        rows += parquet.read_table(files[-1]).to_pylist()
     asked = [row["conversations"][0]["value"] for row in rows]
     assert not [prompt for prompt in asked if prompts.overlap(prompt)]
+    sentences = {fold(text) for row in read_rows_of(WRITING) for text in row["end_sentences"]}
+    tasks = [row for row in rows if row["id"].startswith("writing/")]
+    lines = {fold(line[3:]) for row in tasks for line in row["conversations"][0]["value"].split("\n")}
+    assert len(tasks) > 500 and len(sentences) > 50 and not lines & sentences
     documented = (data / "README.md").read_text(encoding="utf-8")
     assert all(sha256_file(path) in documented for path in files)
 
@@ -173,10 +180,10 @@ def test_training_problems_are_others_than_the_stored_ones(tmp_path):
     other = {"question": "How many legs have four cats and three birds together?", "answer": "#### 22"}
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [*tuned, other]))
-    assert [row["question"] for row in problems["gsm8k"](path, 100, 0)] == [other["question"]]
+    assert [row["question"] for row in problems["gsm8k"](path, 0)] == [other["question"]]
 
-    rows = list(problems["blocksworld"](12, 0))
-    assert rows == list(problems["blocksworld"](12, 0)) and rows != list(problems["blocksworld"](12, 1))
+    rows, again, others = (list(itertools.islice(problems["blocksworld"](seed), 12)) for seed in (0, 0, 1))
+    assert rows == again and rows != others and len({row["prompt"] for row in rows}) == len(rows)
     read = [Blocksworld().problem(row["id"], row, "row") for row in rows]  # which checks its plan
     stored = [
         read_pddl(row["pddl"], "stored") for row in read_rows_of("data/eval/blocksworld_step_6.jsonl.gz")

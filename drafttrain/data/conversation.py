@@ -14,7 +14,7 @@ class Conversation:
         messages: the turns in order.
         source: "file.json:row 12", for error messages.
         tokenizer: hash of the one that the file's token ids are of, where it says so.
-        tree_of: the problem whose tree of thoughts it is a part of; its prompts may have it in other words.
+        tree_of: the problem, if the chat comes from a tree of thoughts; its prompts may reword it.
     """
 
     id: str

@@ -201,21 +201,26 @@ def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[i
 
 
 def _check_ids(tokenizer: PreTrainedTokenizerBase, message: Message, where: str) -> None:
-    """Check that generated ids decode to the text of their turn, or to more.
+    """Check that generated ids decode to the text of their turn.
 
     Raises:
         UserError: they do not.
     """
     remedy = "use the tokenizer that made them, or remove the ids to have the text tokenized"
     text = decode_answer(tokenizer, message.token_ids, where, remedy)
-    if not _words(text).startswith(_words(message.content)):  # which may end before a stop text
-        raise UserError(
-            f"{where}: token_ids: must decode to {message.content[:40]!r}, got {text[:40]!r}; {remedy}"
-        )
+    if _words(text) != _words(message.content):
+        raise _other_text(message, text, where, remedy)
+
+
+def _other_text(message: Message, text: str, where: str, remedy: str) -> UserError:
+    return UserError(
+        f"{where}: token_ids: must decode to {message.content[:40]!r}, got {text[:40]!r}; {remedy}"
+    )
 
 
 def fill_texts(tokenizer: PreTrainedTokenizerBase, conversation: Conversation, hash: str) -> None:
-    """Set the text of answers that were stored as token ids alone.
+    """Set the text of answers that were stored as token ids alone, or that end before a stop text in trees of
+    thoughts.
 
     Args:
         hash: the tokenizer's.
@@ -224,14 +229,17 @@ def fill_texts(tokenizer: PreTrainedTokenizerBase, conversation: Conversation, h
         UserError: ids of another tokenizer, or that this one does not have.
     """
     for number, message in enumerate(conversation.messages, 1):
-        if message.token_ids and not message.content:
+        if message.token_ids and (not message.content or conversation.tree_of):
             where, remedy = f"{conversation.source}: turn {number}", "use the tokenizer that made them"
             if conversation.tokenizer not in (None, hash):
                 raise UserError(
                     f"{where}: token_ids: must be of the target's tokenizer, got another's; let the target "
                     "answer these prompts (drafttrain regenerate)"
                 )
-            message.content = decode_answer(tokenizer, message.token_ids, where, remedy)
+            text = decode_answer(tokenizer, message.token_ids, where, remedy)
+            if not _words(text).startswith(_words(message.content)):
+                raise _other_text(message, text, where, remedy)
+            message.content = text
 
 
 def decode_answer(tokenizer: PreTrainedTokenizerBase, ids: list[int], where: str, remedy: str) -> str:

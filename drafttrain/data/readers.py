@@ -92,13 +92,12 @@ def _values(stream: Stream, format: Format, report: ReadReport) -> Iterator[tupl
         report.files_left_out[suffix or "no suffix"] += 1
     elif suffix in _ROWS:
         for row, value in read_values(stream):
-            if isinstance(value, dict) and "rounds" in value:
-                from drafttrain.data.thoughts import answered_calls
+            calls = None
+            if isinstance(value, dict) and ("rounds" in value or "trees" in value):
+                from drafttrain.data.thoughts import rows_of_trees
 
-                calls = answered_calls(value, f"{stream.source}:row {row}")
-                yield from ((row, call) for call in calls)
-            else:
-                yield row, value
+                calls = rows_of_trees(value, f"{stream.source}:row {row}")
+            yield from ((row, call) for call in ([value] if calls is None else calls))
     elif format in ("text", "oanc") or suffix in TEXT:
         if format not in ("auto", "text", "oanc"):
             raise UserError(

@@ -52,10 +52,9 @@ class Stream:
 
     @property
     def is_companion(self) -> bool:
-        """Return whether this is about its folder or archive, such as README.txt or summary.json."""
-        path = PurePosixPath(self.name.lower())
-        is_about = path.name == "summary.json" or (self.suffix in TEXT and path.stem.startswith(_COMPANIONS))
-        return not self.given and is_about
+        """Return whether this is a text about its folder or archive, such as README.txt."""
+        stem = PurePosixPath(self.name).stem.lower()
+        return not self.given and self.suffix in TEXT and stem.startswith(_COMPANIONS)
 
 
 def open_streams(path: str | Path) -> Iterator[Stream]:

@@ -1,7 +1,7 @@
-"""Read the traces of `drafttrain reason`: each answered call is a chat to train on.
+"""Read the traces of `drafttrain reason`: each answer that drafts are made for is a chat to train on.
 
-A drafter for a reasoning program learns most from what the target writes in it. Trees of the problems that it
-will be measured by are left out like any conversation with an evaluation prompt (`corpus.exclude`).
+A drafter for a reasoning program learns most from what the target writes in it. Trees of evaluation problems
+are left out as a whole, like any conversation with an evaluation prompt (`corpus.exclude`).
 """
 
 from collections.abc import Iterator
@@ -9,37 +9,43 @@ from typing import Any
 
 from drafttrain.utils.errors import UserError
 
-SHORT = 16  # answers of at most so many tokens, such as scores, get no drafts (`scheduler.short`)
+SHORT = 16  # answers limited to this many tokens or fewer, such as scores, get no drafts (`scheduler.short`)
+_SUMMARY = {"trees", "without_result"}  # keys of the sums over all trees, which are beside the traces
 
 
-def answered_calls(trace: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
-    """Yield the calls of a trace that have an answer, but for short ones, as rows of OpenAI messages.
+def rows_of_trees(value: dict[str, Any], source: str) -> Iterator[dict[str, Any]] | None:
+    """Return the rows of OpenAI messages in a trace, none in the sums over traces; None: it is neither.
 
     Answers have the token ids that were generated, up to the stop text and with it. Those that had to begin
-    with given words are tokenized again, together with these words.
+    with given words are tokenized again, together with these words. `tree_of` is the text of the problem.
 
     Raises:
-        UserError: damaged; the message begins with `source`.
+        UserError: while they are read: damaged; the message begins with `source`.
     """
+    if _SUMMARY <= value.keys():
+        return iter(())
+    return _answers(value, source) if {"rounds", "format_version"} <= value.keys() else None
+
+
+def _answers(trace: dict[str, Any], source: str) -> Iterator[dict[str, Any]]:
     try:
+        problem, number = trace["problem"], 0
+        if not isinstance(problem["text"], str) or not problem["text"]:
+            raise TypeError("problem without text")
         for entry in trace["rounds"]:
             for call in entry["calls"]:
                 if call["max_new_tokens"] > SHORT and call["error"] is None and call["token_ids"]:
-                    yield _row(trace["problem"], call)
+                    yield _row(f"{problem['id']}_{number}", problem["text"], call)
+                    number += 1
     except (KeyError, TypeError) as error:
         raise UserError(f"{source}: damaged trace ({error!r}); remove it, and make it again") from None
 
 
-def _row(problem: dict[str, str], call: dict[str, Any]) -> dict[str, Any]:
+def _row(id: str, problem: str, call: dict[str, Any]) -> dict[str, Any]:
     asked, begin = call["prompt"], call["begin"]
     chat = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     answer = {"role": "assistant", "content": begin + call["text"]}
     if not begin:
         answer["token_ids"] = call["token_ids"]
-    path = ".".join(map(str, call["path"]))
-    return {
-        "id": f"{problem['id']}/{path}/{call['number']}",
-        "messages": [*chat, answer],
-        "finish_reason": call["finish_reason"],
-        "tree_of": problem["text"],
-    }
+    messages = [*chat, answer]
+    return {"id": id, "messages": messages, "finish_reason": call["finish_reason"], "tree_of": problem}

@@ -3,7 +3,8 @@
 A draft that is drawn from q is accepted with probability sum_x min(p(x), q(x)) where the target samples from
 p (Leviathan et al. 2023, corollary 3.6), and all drafts of a chain with the product of these. So the loss of
 a position is the negative logarithm of its acceptance. Where the target is certain, that is the KL; elsewhere
-KL makes a drafter that cannot match p cover all of it, and acceptance does not. Ours.
+KL makes a drafter that cannot match p cover all of it, and acceptance does not. p is restricted to the draft
+vocabulary and renormalized, as in `head_kl`, so where much of it is outside this is an approximation. Ours.
 """
 
 import torch

@@ -34,8 +34,8 @@ class TrainingConfig:
         max_grad_norm: gradients are scaled down to this norm.
         block_length: shortest and longest draft block; L is drawn for each row and step (EDD: 5 to 10).
         loss: "kl", from the target's distribution to the drafter's (EDD, eq. 4); "ce", cross-entropy with
-            the text's tokens; "acceptance", of drafts that are drawn, for decoding at temperature 1. EAGLE
-            adds a tenth of it to smooth L1 on its states, MEDUSA sums it over heads.
+            the text's tokens; "acceptance", the negative log-probability that a sampled draft is accepted.
+            EAGLE adds a tenth of it to smooth L1 on its states, MEDUSA sums it over heads.
         argmax_share: of cross-entropy with the target's most probable token in the loss; for EDD. 0: all KL.
         unreached_weight: weight of positions that greedy drafts do not reach, as one before them in their
             block is not the target's most probable token; for EDD. 1 is the paper's.

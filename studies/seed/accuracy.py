@@ -28,7 +28,7 @@ from drafttrain.reasoning.trace import Trace
 from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.methods import TASK_FILES, Method, drawn, scheduled, token_count
-from studies.seed.pairs import Pair, load_pair
+from studies.seed.pairs import DEFAULTS, Pair, load_pair
 
 AR, SEED = "AR", "SEED"
 TREE = drawn(2, 1, 1)
@@ -184,7 +184,7 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = ("bundle", "target", "dtype", "limit", "resume", "share")
-    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", dtype="bfloat16")
+    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", **DEFAULTS)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from drafttrain.inference.params import SamplingParams
@@ -134,6 +134,7 @@ class Grown:
         scheduling: version of what decodes the calls of a tree; trees of different ones are not compared.
         granted, offered: draft tokens accepted, and judged (their parent was accepted).
         parts: by component, GENERATOR (with the closing generation) and EVALUATOR.
+        drafter: its folder or file; "" where it was not recorded yet.
     """
 
     task: str
@@ -152,6 +153,7 @@ class Grown:
     busy: float | None = None
     parts: dict[str, Part] = field(default_factory=dict)
     scheduling: int = SCHEDULING
+    drafter: str = ""
 
     @classmethod
     def read(cls, line: str) -> "Grown":
@@ -283,7 +285,8 @@ def interleave(
                     short = ScheduledDecoder(own.target, own.proposer, own.config, own.prefixes)
                     short.answer([Call("Hello", WARM_UP, SamplingParams())])
                 is_warm = True
-                note(grow(method, decoders[method.name], task, problem, repeat, seed=repeat))
+                tree = grow(method, decoders[method.name], task, problem, repeat, seed=repeat)
+                note(replace(tree, drafter=pair.source))
         order.rotate(-1)
 
 
@@ -315,6 +318,9 @@ def collect(
             raise UserError(
                 f"{raw}: must hold trees of this version's scheduling, got earlier ones; leave out --resume"
             )
+        if others := {one.drafter for one in found} - {pair.source}:
+            other = min(others) or "an unknown drafter"
+            raise UserError(f"{raw}: must hold trees of {pair.source}, got {other}'s; leave out --resume")
     done = frozenset((one.task, one.problem, one.method, one.repeat) for one in found)
     with open(raw, "a" if resume else "w", encoding="utf-8") as file:
 

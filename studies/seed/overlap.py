@@ -22,7 +22,7 @@ from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.writing import write_json
 from studies import arguments
-from studies.seed.pairs import Pair, load_pair
+from studies.seed.pairs import DEFAULTS, Pair, load_pair
 
 CONTEXT = 256  # tokens in the caches
 NODES = (1, 3, 5, 8, 16, 29)  # tokens that the target verifies
@@ -134,7 +134,7 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = ("bundle", "target", "dtype")
-    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", dtype="bfloat16")
+    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", **DEFAULTS)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from studies.seed.methods import (
     serial,
     token_count,
 )
-from studies.seed.pairs import Pair, load_pair
+from studies.seed.pairs import DEFAULTS, Pair, load_pair
 
 # The fastest by accept_len on tuning prompts and the declared times, among those whose forwards two cores
 # compute in the declared time: after the long prompts of Blocksworld not the 29 tokens of the larger one.
@@ -183,7 +183,7 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = ("bundle", "target", "dtype", "limit", "resume", "together")
-    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", dtype="bfloat16")
+    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", **DEFAULTS)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from studies.seed.methods import (
     scheduled,
     serial,
 )
-from studies.seed.pairs import load_pair
+from studies.seed.pairs import DEFAULTS, load_pair
 
 SHORT, LONG = ((1, 1, 1), (1, 1, 1, 1)), ((1, 1, 1, 1), (1, 1, 1, 1, 1))
 K_CONFIGS = {  # chains, then trees, of each task
@@ -107,7 +107,7 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = ("bundle", "target", "dtype", "limit", "resume")
-    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", dtype="bfloat16")
+    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", **DEFAULTS)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from studies import arguments
 from studies.seed.drawing import Block, Lane, Panel, draw
 from studies.seed.methods import SEQUENCES, SERIAL_AR, TASK_FILES, Method, drawn, scheduled, serial
 from studies.seed.paced import THREADS, TREES, Paced
-from studies.seed.pairs import Pair, load_pair
+from studies.seed.pairs import DEFAULTS, Pair, load_pair
 
 TASK = "gsm8k"
 NEW_TOKENS = SchedulerConfig.short + 4  # of each sequence in Figures 1 and 3: enough to be drafted
@@ -284,7 +284,7 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = ("bundle", "target", "dtype", "devices", "seconds", "pictures", "resume")
-    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", dtype="bfloat16")
+    return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", **DEFAULTS)
 
 
 if __name__ == "__main__":

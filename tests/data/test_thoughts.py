@@ -13,6 +13,7 @@ from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.interface import Answer, in_rounds
 from drafttrain.reasoning.reason import reason
 from drafttrain.reasoning.tasks import TASKS
+from drafttrain.reasoning.trace import totals
 from drafttrain.utils.errors import UserError
 
 SENTENCES = ["The door was open.", "Nobody came by.", "Rain fell on the roof.", "He knew it was late."]
@@ -45,7 +46,7 @@ def traced(tmp_path, chatml):
     model = Recorded(chatml)
     problem = TASKS["writing"]().problem("one", ROW, "row 1")
     reason("writing", problem, in_rounds(model), SearchConfig(seed=3), tmp_path / "traces" / "one.json")
-    (tmp_path / "traces" / "summary.json").write_text('{"trees": 1}')
+    (tmp_path / "traces" / "summary.json").write_text(json.dumps(totals([])))
     return tmp_path / "traces", model.answered
 
 
@@ -82,7 +83,30 @@ def test_packed_traces_make_the_same_corpus(traced, chatml, tmp_path, monkeypatc
         corpora.append(sorted((row["input_ids"], row["loss_mask"]) for row in rows))
     assert corpora[0] == corpora[1]
     (tmp_path / "eval.jsonl").write_text(json.dumps(ROW))
-    assert script["pack"]([], out, [str(tmp_path / "eval.jsonl")], traces=[folder]) == (0, 0)
+    config = CorpusConfig([Source(str(out))], max_length=4096, exclude=[str(tmp_path / "eval.jsonl")])
+    with pytest.raises(UserError, match="no rows but duplicates and evaluation prompts"):
+        build_corpus(config, chatml, tmp_path / "corpus")
+    with pytest.raises(UserError, match="must have an answer, got none but excluded ones"):
+        script["pack"]([], out, [str(tmp_path / "eval.jsonl")], traces=[folder])
+    with pytest.raises(UserError, match="must be a folder of traces, got none"):
+        script["pack"]([], out, traces=[tmp_path / "nowhere"])
+
+
+def test_other_rows_with_rounds_are_no_traces(tmp_path):
+    turns = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"conversations": turns, "rounds": 3, "trees": 1}))
+    assert [one.messages[1].content for one in read_conversations(tmp_path / "a.jsonl")] == ["ho"]
+
+
+def test_ids_of_another_tokenizer_are_refused(traced, chatml, tmp_path):
+    file = traced[0] / "one.json"
+    trace = json.loads(file.read_text())
+    for entry in trace["rounds"]:
+        for call in entry["calls"]:
+            call["token_ids"] = call["token_ids"][::-1]
+    file.write_text(json.dumps(trace))
+    with pytest.raises(UserError, match="token_ids: must decode to 'It is"):
+        build_corpus(CorpusConfig([Source(str(traced[0]))], max_length=4096), chatml, tmp_path / "corpus")
 
 
 def test_generated_ids_are_trained_with_what_ended_them(traced, chatml, tmp_path):
@@ -102,7 +126,7 @@ def test_trees_of_evaluation_problems_are_left_out(traced, chatml, tmp_path):
     folder, _ = traced
     (tmp_path / "eval.jsonl").write_text(json.dumps(ROW))
     config = CorpusConfig([Source(str(folder))], max_length=4096, exclude=[str(tmp_path / "eval.jsonl")])
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="no rows but duplicates and evaluation prompts"):
         build_corpus(config, chatml, tmp_path / "corpus")
 
 

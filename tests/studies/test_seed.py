@@ -307,7 +307,7 @@ def test_methods_begin_in_turn(monkeypatch):
     )
     names = [methods.serial(name, None) for name in "abc"]
     for repeat in range(3):
-        methods.interleave(None, names, "gsm8k", 2, repeat, note=lambda one: None)
+        methods.interleave(Pair("none", None, None), names, "gsm8k", 2, repeat, note=lambda one: None)
     assert "".join(order) == "abcbcacababcbcacab"
 
 
