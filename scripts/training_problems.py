@@ -2,9 +2,8 @@
 evaluated or tuned on.
 
 python scripts/training_problems.py --gsm8k train.jsonl.gz --oanc oanc_written_2.zip --out runs/problems
-drafttrain reason recipes/reasoning/gsm8k.yaml --drafter null --task.path runs/problems/gsm8k.jsonl \
-    --task.at_once 32 --scheduler.sequences 32 --out runs/thoughts/gsm8k
-drafttrain reason recipes/reasoning/writing.yaml --drafter null --task.path runs/problems/writing.jsonl …
+drafttrain reason recipes/reasoning/gsm8k.yaml --drafter null --tree null \
+    --task.path runs/problems/gsm8k.jsonl --task.at_once 32 --scheduler.sequences 32 --out runs/thoughts/gsm8k
 
 GSM8K's are those of its training split without the stored tuning, validation and held-out ones; those of
 creative writing ask for four sentences of the Open American National Corpus; Blocksworld's are drawn at

@@ -299,16 +299,23 @@ def test_shares_that_are_none(text, capsys):
 
 def test_methods_begin_in_turn(monkeypatch):
     order = []
-    monkeypatch.setattr(methods, "grow", lambda method, *rest, **seeds: order.append(method.name))
+
+    def grow(method, *rest, **seeds):
+        order.append(method.name)
+        return grown(method.name, 1.0)
+
+    monkeypatch.setattr(methods, "grow", grow)
     warm = SimpleNamespace(target=None, proposer=None, config=None, prefixes=0)
     monkeypatch.setattr(methods.Method, "decoder", lambda *ignored: warm)
     monkeypatch.setattr(
         methods, "ScheduledDecoder", lambda *given: SimpleNamespace(answer=lambda calls: None)
     )
     names = [methods.serial(name, None) for name in "abc"]
+    made, pair = [], Pair("none", None, None, "a drafter")
     for repeat in range(3):
-        methods.interleave(Pair("none", None, None), names, "gsm8k", 2, repeat, note=lambda one: None)
+        methods.interleave(pair, names, "gsm8k", 2, repeat, note=made.append)
     assert "".join(order) == "abcbcacababcbcacab"
+    assert {one.drafter for one in made} == {"a drafter"}
 
 
 def test_paced_work_holds_its_device_for_the_declared_time():
