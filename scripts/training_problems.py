@@ -83,14 +83,16 @@ def blocksworld(seed: int) -> Iterator[Row]:
     """Yield random problems of three to five blocks, without end."""
     rows = [value for stream in open_streams(STORED_BLOCKS) for _, value in read_values(stream)]
     stored = {without_names(read_pddl(row["pddl"], STORED_BLOCKS)) for row in rows}
-    draw, drawn = random.Random(seed), set()
+    draw = random.Random(seed)
+    drawn: set[Blocks] = set()
     while True:
         names = "abcde"[: draw.choice((3, 4, 4, 5))]
         goal = [fact for fact in placed(names, draw) if fact[0] == "on"]
         blocks = Blocks(tuple(names), frozenset(placed(names, draw)), frozenset(goal))
         if goal and blocks not in drawn and len(plan := shortest_plan(blocks, ACTIONS)) == ACTIONS:
             if without_names(blocks) not in stored:
-                id, drawn = f"blocksworld-{len(drawn)}", drawn | {blocks}
+                id = f"blocksworld-{len(drawn)}"
+                drawn.add(blocks)
                 actions = "".join(f"({' '.join(action)})\n" for action in plan)
                 yield {"id": id, "prompt": describe(blocks), "pddl": as_pddl(blocks), "plan": actions}
 

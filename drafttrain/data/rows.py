@@ -81,7 +81,9 @@ def row_to_conversation(
         if (repaired := well_formed(message.content)) != message.content:
             message.content = repaired
             repairs["broken characters replaced"] += 1
-    return Conversation(id, messages, source, row.get("tokenizer_hash"), row.get("tree_of"))
+    return Conversation(
+        id, messages, source, row.get("tokenizer_hash"), str(row.get("tree_of") or "") or None
+    )
 
 
 def is_exchange(row: dict) -> bool:
