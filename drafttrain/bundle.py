@@ -2,21 +2,13 @@
 
 import os
 import shlex
-import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from drafttrain.bundle_files import (
-    CALIBRATION,
-    CLASSIFIER,
-    EVALUATION,
-    SELF_DRAFT,
-    read_evaluation,
-)
+from drafttrain.bundle_files import CALIBRATION, CLASSIFIER, EVALUATION, SELF_DRAFT, read_evaluation
 from drafttrain.drafters.auto import load_drafter
 from drafttrain.drafters.config import PREFIX, drafter_folder, read_config
 from drafttrain.drafters.model import DraftModel
@@ -124,24 +116,6 @@ class Bundle:
         made_for, costs = calibration.made_for.get("classifier"), calibration.costs
         own = self.classifier is not None and made_for == weights_hash(self.classifier)
         return costs if own else replace(costs, beta=None, expand=None, top_k=None)
-
-    def proposers(self, trees: Sequence[str]) -> dict[str, Proposer]:
-        """Return the drafter with each of several growth policies. One that cannot be used here (PCT with a
-        drafter slower than its target) is left out with a warning.
-
-        Raises:
-            UserError: none can be used.
-        """
-        proposers, problem = {}, None
-        for tree in trees:
-            try:
-                proposers[tree] = self.proposer(tree)
-            except UserError as error:
-                problem = error
-                warnings.warn(f"{tree} is left out: {error}", stacklevel=2)
-        if problem and not proposers:
-            raise problem
-        return proposers
 
     def warning(self, tree: str | None = None) -> str | None:
         """Return a line if the policy uses a calibration of another machine, dtype or model; else None."""

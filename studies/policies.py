@@ -15,6 +15,7 @@ from drafttrain.evaluation.measure import (
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, tabulate
+from drafttrain.evaluation.proposers import usable_proposers
 from drafttrain.evaluation.stock import load_stock
 
 # What each policy is tried with; the papers' own settings are among those compared, not among these.
@@ -72,7 +73,7 @@ def tune(
 ) -> tuple[dict[str, str], dict[str, float]]:
     """The fastest setting of each policy on the tuning prompts, and tokens per second of all that was tried,
     interleaved."""
-    proposers = loaded.proposers([tree for trees in grids.values() for tree in trees])
+    proposers = usable_proposers(loaded, [tree for trees in grids.values() for tree in trees])
     methods = {tree: drafting(loaded.target, proposer) for tree, proposer in proposers.items()}
     rows = tabulate(measure(loaded.target, methods, task, log, max_new_tokens, on_turn=on_turn))
     speeds = {tree: row.tokens_per_second for tree, row in rows.items()}

@@ -11,6 +11,8 @@ block, as EAGLE joins a token with the state before it. Here it is the target's 
 training as in drafting.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -18,6 +20,7 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.layered import LAST, LayeredDrafter, RMSNorm
 from drafttrain.drafters.model import Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
+from drafttrain.kernels.linear import NativeLinear, can_be_native
 from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
@@ -43,6 +46,7 @@ class EddModel(LayeredDrafter):
         if not taps:
             raise ValueError("tapped_blocks: must name a block, got none")
         self.fc = nn.Linear(taps * hidden, hidden, bias=False) if taps > 1 else nn.Identity()
+        self.token_fc: NativeLinear | None = None  # of a packed join
         if config.anchor:
             self.embed_norm = RMSNorm(hidden, config.rms_norm_eps)
             self.anchor_norm = RMSNorm(taps * hidden, config.rms_norm_eps)
@@ -86,9 +90,12 @@ class EddModel(LayeredDrafter):
 
     # drafting
 
-    @property
-    def reads_tokens_alone(self) -> bool:
-        return not self.config.anchor
+    def pack(self) -> None:
+        """Lay out the weights for drafting: halves of a join apart, as tokens of a draft share an anchor."""
+        if self.config.anchor and can_be_native(self.anchor_fc):
+            tokens, anchors = self.anchor_fc.weight.tensor_split([self.config.hidden_size], dim=1)
+            self.token_fc, self.anchor_fc = (NativeLinear(one, narrow=True) for one in (tokens, anchors))
+        super().pack()
 
     @torch.no_grad()
     def update(
@@ -102,13 +109,29 @@ class EddModel(LayeredDrafter):
                 torch.arange(len(tapped), device=tapped.device), counts - 1
             ]  # [B, K·H]
 
+    def native_inputs(self, state: KvCache) -> tuple[Any, ...]:
+        embed = self.embed_tokens.weight
+        if not self.config.anchor:
+            return (embed,)
+        return embed, self.token_fc, self.embed_norm.weight, self._from_anchors(state)
+
     def draft_inputs(
         self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
         if not self.config.anchor:
             return super().draft_inputs(state, tree, frontier, tokens)
+        if self.token_fc is None:
+            return self._join(tokens, self._anchors(state)[:, None].expand(-1, tokens.shape[1], -1))
+        embedded = self.embed_norm(self.embed_tokens(tokens).float())  # [B, f, H]
+        return self.token_fc(embedded) + self._from_anchors(state)[:, None]
+
+    def _from_anchors(self, state: KvCache) -> torch.Tensor:
+        """Return what the anchors add to joins, [B, H], of a packed drafter."""
+        return self.anchor_fc(self.anchor_norm(self._anchors(state).float()))
+
+    def _anchors(self, state: KvCache) -> torch.Tensor:
+        """Return the state at each row's last verified token, [B, K·H]; 0 before the first."""
+        if LAST in state.carried:
+            return state.carried[LAST]
         width = len(self.config.tapped_blocks) * self.config.hidden_size
-        last = state.carried.get(LAST)  # [B, K·H]
-        if last is None:
-            last = torch.zeros(len(tokens), width, dtype=self.states_dtype, device=state.device)
-        return self._join(tokens, last[:, None].expand(-1, tokens.shape[1], -1))
+        return torch.zeros(state.batch, width, dtype=self.states_dtype, device=state.device)

@@ -18,7 +18,6 @@ from drafttrain.drafters.model import Attend, DraftModel, Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
 from drafttrain.kernels.blocks import BlockParts, NativeBlocks
 from drafttrain.kernels.linear import NativeLinear
-from drafttrain.kernels.trees import draft_top
 from drafttrain.target_lm.attention import grouped_attention
 from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.masks import allowed_slots
@@ -254,11 +253,11 @@ class LayeredDrafter(DraftModel):
         cos, sin = self._rope_table(n, torch.float)[..., :half].unbind(1)
         return cos, sin
 
-    @property
-    def reads_tokens_alone(self) -> bool:
-        """Return whether nothing but embeddings goes into the layers, and their output to the head alone."""
+    def native_inputs(self, state: KvCache) -> tuple[Any, ...] | None:
+        """Return the arguments of `kernels.drafting.Inputs`; None where a node reads other nodes."""
         own = type(self).draft_inputs, type(self).keep_outputs
-        return own == (LayeredDrafter.draft_inputs, LayeredDrafter.keep_outputs)
+        alone = own == (LayeredDrafter.draft_inputs, LayeredDrafter.keep_outputs)
+        return (self.embed_tokens.weight,) if alone else None
 
     @property
     def states_dtype(self) -> torch.dtype:
@@ -335,21 +334,23 @@ class LayeredDrafter(DraftModel):
         if self.native is None:
             return super().top(state, tree, frontier, k)
         k = min(k, self.draft_vocab_size)
-        if not self.reads_tokens_alone:
+        if (inputs := self.native_inputs(state)) is None:
             return self.lm_head.top_log_probs(self._read_frontier(state, tree, frontier), k)
-        parts = self.native, self.lm_head, self.embed_tokens.weight
+        from drafttrain.kernels.drafting import Inputs, draft_top
+
+        parts = self.native, self.lm_head, Inputs(*inputs)
         view, nodes = state.reserve(tree.width), (tree.tokens, tree.depths, tree.ancestors())
         return draft_top(*parts, nodes, frontier, state.places(), state.dtype, k, view)
 
     @torch.no_grad()
     def grow_natively(self, grow: Callable, state: KvCache, *given: Any) -> Any:
         """Grow trees by a function of `kernels/growth.py` (see `Drafter`)."""
-        if self.native is None or not self.reads_tokens_alone:
+        if self.native is None or (inputs := self.native_inputs(state)) is None:
             return None
+        from drafttrain.kernels.drafting import Inputs
         from drafttrain.kernels.growth import Parts
 
-        own = self.native, self.lm_head, self.embed_tokens.weight, self.draft_to_target
-        return grow(Parts(*own, state), *given)
+        return grow(Parts(self.native, self.lm_head, Inputs(*inputs), self.draft_to_target, state), *given)
 
     def _read_frontier(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         """Return the head's inputs at the frontier's nodes, [B, f, H], and write their keys and values."""

@@ -28,6 +28,7 @@ from drafttrain.evaluation.measure import (
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, tabulate
+from drafttrain.evaluation.proposers import usable_proposers
 from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.kernels.machine import describe_machine, dtype_name
@@ -51,7 +52,7 @@ def try_trees(
     Args:
         options: of `measure_tasks`.
     """
-    proposers = loaded.proposers(trees)
+    proposers = usable_proposers(loaded, trees)
     methods = {tree: drafting(loaded.target, proposer) for tree, proposer in proposers.items()}
     rows = tabulate(measure_tasks(loaded.target, methods, [task], log, "choosing the tree", **options))
     return [

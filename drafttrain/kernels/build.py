@@ -41,7 +41,7 @@ ARGUMENTS = {  # of the functions of cpp/: pointers, whole numbers and others
     "first_maximum": "pnnpn",
     "draws": "pnnpppp",
     "linear_top": "ppnnppnn",
-    "draft_top": "pppnnnnnpppppnnppnnn",
+    "draft_top": "pppnnnpppppnnppnnn",
     "grow_timed": "pnppdnppp",
     "grow_best": "pnpnnnnddnppp",
     "grow_drawn": "pnppnndpn" + 6 * "p",

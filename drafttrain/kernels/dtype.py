@@ -25,9 +25,7 @@ from drafttrain.kernels.timings import (
     Milliseconds,
     Timings,
     read_timings,
-    timings_file,
     timings_key,
-    write_timings,
 )
 from drafttrain.utils.errors import UserError
 
@@ -131,39 +129,18 @@ def slow_warning(name: str, work: Work, ms: Milliseconds) -> str | None:
 
 
 def timed(hidden: int, intermediate: int, threads: int | None = None) -> Timings:
-    """Return the probe's result for this machine: of this process, of the user's cache, or a new one.
-
-    A probe that other processes disturbed is repeated once; if that one is disturbed as well, the times of
-    one thread are used, with a warning, and not kept.
-    """
+    """Return the probe's result for this machine: of this process, of the user's cache, or a new one."""
     threads = threads or torch.get_num_threads()
     key = timings_key(hidden, intermediate, threads)
+    if key not in _known and (found := read_timings(key)):
+        _known[key] = found
     if key not in _known:
-        _known[key] = read_timings(key) or _new(key, hidden, intermediate, threads)
+        from drafttrain.kernels.probe import new_timings  # once for a machine
+
+        _known[key], warning = new_timings(key, hidden, intermediate, threads)
+        if warning:
+            _report(warning)
     return _known[key]
-
-
-def _new(key: str, hidden: int, intermediate: int, threads: int) -> Timings:
-    from drafttrain.kernels.probe import measure  # once for a machine
-
-    found = measure(hidden, intermediate, threads)
-    if found.disturbed is not None:
-        found = measure(hidden, intermediate, threads)
-    if found.disturbed is not None:
-        # Several threads wait for the one that has no core; the times of one compare, if nothing else.
-        found = Timings(measure(hidden, intermediate, threads=1).ms, found.disturbed)
-        _report(
-            f"dtype: the probe was disturbed ({found.disturbed}); it was repeated on one thread and not kept"
-        )
-        return found
-    try:
-        write_timings(key, found)
-    except OSError as error:
-        _report(
-            f"dtype: {timings_file()} cannot be written ({error.strerror or error}): every start measures "
-            "again; set DRAFTTRAIN_CACHE to a folder that can"
-        )
-    return found
 
 
 def _candidates(work: Work, ms: Milliseconds) -> tuple[str, str]:

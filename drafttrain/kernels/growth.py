@@ -1,4 +1,4 @@
-"""Growth of trees in one native call, drafting steps included, with drafters that read tokens alone."""
+"""Growth of trees in one native call, drafting steps included."""
 
 import ctypes
 import math
@@ -11,9 +11,9 @@ import torch
 
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.build import library
+from drafttrain.kernels.drafting import Inputs, numbers_of
 from drafttrain.kernels.linear import KINDS, NativeLinear
 from drafttrain.kernels.team import team_size
-from drafttrain.kernels.trees import numbers_of
 
 # what the library returns in place of a number of nodes; FULL - n where there is no room for n
 OUTSIDE, ORPHANS, LARGE, FULL = -1, -2, -3, -4
@@ -23,9 +23,7 @@ DEEPEST = 128  # layers of a tree at most
 
 class _Drafting(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("model", "head", "embed")),
-        *((name, ctypes.c_int64) for name in ("embed_kind", "vocabulary")),
-        *((name, ctypes.c_void_p) for name in ("to_target", "caches")),
+        *((name, ctypes.c_void_p) for name in ("model", "head", "inputs", "to_target", "caches")),
         *((name, ctypes.c_int64) for name in ("kind", "round_inputs", "round_head", "threads")),
     ]
 
@@ -48,13 +46,13 @@ class Parts:
 
     Attributes:
         blocks, head: its layers and its head.
-        embed: inputs of tokens, [V, H].
+        inputs: what its layers read at a token.
         to_target: the target's ids of the draft vocabulary, int64 [D].
     """
 
     blocks: NativeBlocks
     head: NativeLinear
-    embed: torch.Tensor
+    inputs: Inputs
     to_target: torch.Tensor
     state: Places
 
@@ -66,18 +64,20 @@ class Parts:
             IndexError: a token is not in the vocabulary.
             ValueError: a node would be verified without its parent.
         """
-        embed, to_target, root = (one.contiguous() for one in (self.embed, self.to_target, root))
+        to_target, root = self.to_target.contiguous(), root.contiguous()
         self.blocks.reach(self.state.reserve(slots) + DEEPEST)
         caches = numbers_of(self.state.places())
         drafting = _Drafting(
-            *(self.blocks.address, self.head.address, embed.data_ptr(), KINDS[embed.dtype], len(embed)),
+            *(self.blocks.address, self.head.address, ctypes.addressof(self.inputs)),
             *(to_target.data_ptr(), ctypes.addressof(caches), KINDS[self.state.dtype]),
             *(self.blocks.round_inputs, self.head.round_inputs, team_size()),
         )
         given = (one.data_ptr() if isinstance(one, torch.Tensor) else one for one in given)
         found = getattr(library(), name)(ctypes.addressof(drafting), len(root), root.data_ptr(), *given)
         if found == OUTSIDE:
-            raise IndexError(f"tokens: must be in 0..{len(embed) - 1}, got {root.tolist()} or drafts of them")
+            raise IndexError(
+                f"tokens: must be in 0..{self.inputs.vocabulary - 1}, got {root.tolist()} or drafts of them"
+            )
         if found == ORPHANS:
             raise ValueError("promise: must not fall, got a node that is more probable than its parent")
         return found

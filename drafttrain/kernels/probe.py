@@ -1,4 +1,4 @@
-"""Time products of the target's size in every candidate dtype, in well under a second."""
+"""Time products of the target's size in every candidate dtype, in well under a second, once for a machine."""
 
 import statistics
 import time
@@ -11,8 +11,19 @@ import torch.nn.functional as F
 from drafttrain.kernels.build import variant
 from drafttrain.kernels.linear import NativeLinear
 from drafttrain.kernels.team import native_team
-from drafttrain.kernels.timings import FLOAT32, JUDGED, NATIVE, ROWS, TORCH, Milliseconds, Timings
+from drafttrain.kernels.timings import (
+    FLOAT32,
+    JUDGED,
+    NATIVE,
+    ROWS,
+    TORCH,
+    Milliseconds,
+    Timings,
+    read_all,
+    timings_file,
+)
 from drafttrain.utils.machine import BUSY, OtherLoad
+from drafttrain.utils.writing import write_json
 
 TURNS, MIN_TURNS, SECONDS = 9, 4, 0.08  # repeats of the products of each number of rows, and seconds for them
 STREAMED = 64e6  # bytes of fp32 weights multiplied in turn: more than caches hold, as in a whole model
@@ -21,6 +32,30 @@ HOPELESS, SHORT = 3, 1e-3  # this many times as slow as fp32, where it takes mor
 SPREAD, LEAST_SPREAD = 0.5, 5e-5  # quartile range of undisturbed repeats: share of their median, seconds
 LEAST_TAKEN = 0.03  # core-seconds; the system counts in hundredths
 SPIN = 0.01  # seconds after an operator in which torch's threads may still hold the cores
+
+
+def new_timings(key: str, hidden: int, intermediate: int, threads: int) -> tuple[Timings, str | None]:
+    """Return what is measured here, kept for the next process, and a warning for the user.
+
+    What was disturbed is measured once more; if that is disturbed as well, the times of one thread are
+    returned, and not kept.
+    """
+    found = measure(hidden, intermediate, threads)
+    if found.disturbed is not None:
+        found = measure(hidden, intermediate, threads)
+    if found.disturbed is not None:
+        # Several threads wait for the one that has no core; the times of one compare, if nothing else.
+        found = Timings(measure(hidden, intermediate, threads=1).ms, found.disturbed)
+        warning = f"the probe was disturbed ({found.disturbed}); it was repeated on one thread and not kept"
+        return found, f"dtype: {warning}"
+    try:
+        write_json(timings_file(), {**read_all(), key: found.ms})
+    except OSError as error:
+        return found, (
+            f"dtype: {timings_file()} cannot be written ({error.strerror or error}): every start measures "
+            "again; set DRAFTTRAIN_CACHE to a folder that can"
+        )
+    return found, None
 
 
 def measure(hidden: int, intermediate: int, threads: int) -> Timings:

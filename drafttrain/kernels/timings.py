@@ -55,7 +55,7 @@ def timings_file() -> Path:
     return cache_dir() / FILE
 
 
-def _read_all() -> dict[str, Any]:
+def read_all() -> dict[str, Any]:
     with contextlib.suppress(UserError):  # not there, or damaged: it is only a cache
         found = read_json(timings_file())
         if isinstance(found, dict):
@@ -66,7 +66,7 @@ def _read_all() -> dict[str, Any]:
 def read_timings(key: str) -> Timings | None:
     """A kept result; None where there is none, or what is there was not written by `write_timings`."""
     try:
-        ms = {name: {int(n): float(t) for n, t in of.items()} for name, of in _read_all()[key].items()}
+        ms = {name: {int(n): float(t) for n, t in of.items()} for name, of in read_all()[key].items()}
         is_whole = ms.keys() in (TORCH.keys(), (TORCH | NATIVE).keys())
         is_whole &= set(ROWS) <= ms[FLOAT32].keys() and all(1 in of for of in ms.values())
         is_whole &= all({1, 16} <= ms[name].keys() for name in ms if name == "native float32")
@@ -74,14 +74,3 @@ def read_timings(key: str) -> Timings | None:
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
     return Timings(ms) if is_whole else None
-
-
-def write_timings(key: str, found: Timings) -> None:
-    """Keep a result for the next process.
-
-    Raises:
-        OSError: the cache cannot be written.
-    """
-    from drafttrain.utils.writing import write_json  # once on a machine
-
-    write_json(timings_file(), {**_read_all(), key: found.ms})

@@ -5,16 +5,11 @@ Trees are given by their fields, as `TokenTree` has them: tokens, parents and de
 log-probabilities, entropies and joint log-probabilities, fp32 [B, n], and ancestors, bool [B, n, n].
 """
 
-import ctypes
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import torch
 
-from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.build import library
-from drafttrain.kernels.linear import KINDS, NativeLinear
-from drafttrain.kernels.team import team_size
 
 
 def is_native(like: torch.Tensor) -> bool:
@@ -88,47 +83,3 @@ def commit_slots(kv: torch.Tensor, lengths: torch.Tensor, path: torch.Tensor, co
     sizes = 2 * len(kv), plane, kv.shape[2], row, kv.shape[3], head, slot
     verified, nodes, kept = (one.data_ptr() for one in held)
     library().commit_slots(kv.data_ptr(), *sizes, verified, nodes, path.shape[1], kept)
-
-
-def draft_top(
-    blocks: NativeBlocks,
-    head: NativeLinear,
-    embed: torch.Tensor,
-    tree: Sequence[torch.Tensor],
-    frontier: torch.Tensor,
-    caches: Sequence[tuple[int, int, int, int]],
-    dtype: torch.dtype,
-    k: int,
-    reach: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities and numbers of the k most probable outputs, [B, f, k], of a drafter's layers
-    and head after the nodes frontier [B, f], whose keys and values go into their slots.
-
-    Args:
-        embed: inputs of tokens, [V, H].
-        tree: tokens and depths, int64 [B, n], and ancestors, bool [B, n, n].
-        caches: `KvCache.places`.
-        dtype: of keys and values.
-        reach: all positions are below it.
-    """
-    if not 1 <= k <= head.out_features:  # the library would read beyond its buffers
-        raise ValueError(f"k: must be in 1..{head.out_features}, got {k}")
-    blocks.reach(reach)
-    batch, f = frontier.shape
-    values = torch.empty(batch, f, k, dtype=torch.float)
-    numbers = torch.empty(batch, f, k, dtype=torch.long)
-    held = [one.contiguous() for one in (*tree, frontier, embed)]
-    *nodes, inputs = (one.data_ptr() for one in held)
-    failed = library().draft_top(
-        *(blocks.address, head.address, inputs, KINDS[embed.dtype], len(embed)),
-        *(batch, held[0].shape[1], f, *nodes, numbers_of(caches), KINDS[dtype]),
-        *(k, values.data_ptr(), numbers.data_ptr(), blocks.round_inputs, head.round_inputs, team_size()),
-    )
-    if failed:
-        raise IndexError(f"tokens: must be in 0..{len(embed) - 1}, got {tree[0].tolist()}")
-    return values, numbers
-
-
-def numbers_of(rows: Sequence[tuple[int, ...]]) -> ctypes.Array:
-    """Return the numbers of all rows, for the library."""
-    return (ctypes.c_int64 * sum(map(len, rows)))(*chain.from_iterable(rows))

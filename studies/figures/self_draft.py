@@ -29,6 +29,7 @@ from drafttrain.evaluation.measure import (
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, Measurement, ratio, ratio_interval, tabulate
+from drafttrain.evaluation.proposers import usable_proposers
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import Proposer
@@ -126,7 +127,7 @@ def speeds(run: Run) -> Measured:
     )
     their_lookup = max(theirs, key=lambda n: rows[f"stock {n}"].tokens_per_second)
     lookup = fastest({n: PromptLookup(n) for n in LOOKUPS}, "lookup")
-    tree = fastest(loaded.proposers(EDD_TREES), "edd")
+    tree = fastest(usable_proposers(loaded, EDD_TREES), "edd")
     join = fastest({pair: HybridProposer(ngrams, loaded.proposer(tree), *pair) for pair in JOINS}, "join")
     joined = HybridProposer(ngrams, loaded.proposer(tree), *join)
     paper = SelfDraft(PAPER, target.vocab_size, target.tokenizer.all_special_ids, ngrams.corpus, ngrams.odds)

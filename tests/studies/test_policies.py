@@ -6,6 +6,7 @@ from drafttrain.bundle import load_bundle
 from drafttrain.data.prompts import Prompt, Task
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS
+from drafttrain.evaluation.proposers import usable_proposers
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
@@ -42,6 +43,6 @@ def test_what_cannot_be_used_here_is_left_out(tiny_bundle):
     bundle = load_bundle(tiny_bundle, dtype="float32", device="cpu")
     slow = "pct:draft_seconds=2,verify_seconds=1"
     with pytest.warns(UserWarning, match="is left out: .* draft_seconds: must be < verify_seconds"):
-        assert list(bundle.proposers(["chain:length=1", slow])) == ["chain:length=1"]
+        assert list(usable_proposers(bundle, ["chain:length=1", slow])) == ["chain:length=1"]
     with pytest.warns(UserWarning), pytest.raises(UserError, match="drafting pays only where"):
-        bundle.proposers([slow])
+        usable_proposers(bundle, [slow])

@@ -73,11 +73,35 @@ static std::vector<int64_t> descending(const std::vector<double>& values, int64_
   return places;
 }
 
+// What a drafter's layers read at a token: its row of `embed` [vocabulary][hidden], in bf16 or fp32; or `join` of that row,
+// normed, plus an offset of the token's sequence.
+struct Inputs {
+  const void* embed;
+  int64_t kind, vocabulary;
+  const Linear* join;                // null: none
+  const float *join_norm, *offsets;  // [hidden], [batch][hidden]
+  int64_t round_inputs;              // of `join`
+
+  void read(int64_t token, int64_t hidden, float* x) const {
+    if (kind == FP32) std::memcpy(x, (const float*)embed + token * hidden, hidden * sizeof(float));
+    else for (int64_t d = 0; d < hidden; d++) x[d] = one((const uint16_t*)embed + token * hidden + d);
+  }
+
+  // x [batch * f][hidden] of f tokens of each sequence.
+  void join_all(std::vector<float>& x, int64_t batch, int64_t f, int64_t hidden, float eps, int64_t threads) const {
+    std::vector<float> joined(x.size());
+    for (int64_t i = 0; i < batch * f; i++) norm(x.data() + i * hidden, join_norm, hidden, eps, x.data() + i * hidden, hidden);
+    multiply_all(*join, x.data(), batch * f, joined.data(), round_inputs, int(threads), [](int) {});
+    for (int64_t i = 0; i < batch * f; i++)
+      for (int64_t d = 0; d < hidden; d++) x[i * hidden + d] = joined[i * hidden + d] + offsets[i / f * hidden + d];
+  }
+};
+
 // Drafts: linear_top of a drafter's states at the nodes frontier [batch][f] of trees [batch][n]. Their keys and values
-// go into slots after the verified ones. Inputs are rows of `embed` [vocabulary][hidden], in bf16 or fp32. Of each tree
-// caches [batch][4] has the verified slots, the address of the keys, the numbers between a layer's keys and its values,
-// and the slots. Returns 0, or 1 without doing anything if a token is not in the vocabulary.
-EXPORT int64_t draft_top(const Model* model, const Linear* head, const void* embed, int64_t embed_kind, int64_t vocabulary, int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, const int64_t* caches, int64_t kind, int64_t k, float* values, int64_t* places, int64_t round_inputs, int64_t round_head, int64_t threads) {
+// go into slots after the verified ones. Of each tree caches [batch][4] has the verified slots, the address of the keys, the
+// numbers between a layer's keys and its values, and the slots. Returns 0, or 1 without doing anything if a token is not in
+// the vocabulary.
+EXPORT int64_t draft_top(const Model* model, const Linear* head, const Inputs* inputs, int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, const int64_t* caches, int64_t kind, int64_t k, float* values, int64_t* places, int64_t round_inputs, int64_t round_head, int64_t threads) {
   const int64_t all = batch * f, hidden = model->hidden;
   std::vector<int64_t> positions(all), slots(all);
   std::vector<uint8_t> seen(all * n);
@@ -87,14 +111,14 @@ EXPORT int64_t draft_top(const Model* model, const Linear* head, const void* emb
     const int64_t *cache = caches + 4 * b, length = cache[0];
     rows.push_back({b * f, f, length, n, seen.data() + b * f * n, (void*)cache[1], cache[2], cache[3]});
     for (int64_t i = b * f; i < (b + 1) * f; i++) {
-      const int64_t node = b * n + frontier[i], from = tokens[node] * hidden;
-      if (tokens[node] < 0 || tokens[node] >= vocabulary) return 1;
+      const int64_t node = b * n + frontier[i];
+      if (tokens[node] < 0 || tokens[node] >= inputs->vocabulary) return 1;
       positions[i] = length + depths[node], slots[i] = length + frontier[i];
       std::memcpy(seen.data() + i * n, ancestors + node * n, n);
-      if (embed_kind == FP32) std::memcpy(x.data() + i * hidden, (const float*)embed + from, hidden * sizeof(float));
-      else for (int64_t d = 0; d < hidden; d++) x[i * hidden + d] = one((const uint16_t*)embed + from + d);
+      inputs->read(tokens[node], hidden, x.data() + i * hidden);
     }
   }
+  if (inputs->join) inputs->join_all(x, batch, f, hidden, model->eps, threads);
   const Nodes nodes = {batch, all, rows.data(), positions.data(), slots.data(), kind};
   blocks(model, &nodes, x.data(), 0, model->blocks, nullptr, 0, nullptr, states.data(), round_inputs, threads);
   linear_top(head, states.data(), all, k, values, places, round_head, threads);
@@ -110,15 +134,14 @@ constexpr int64_t LARGEST = 4096;
 struct Drafting {
   const Model* model;
   const Linear* head;
-  const void* embed;
-  int64_t embed_kind, vocabulary;
+  const Inputs* inputs;
   const int64_t *to_target, *caches;
   int64_t kind, round_inputs, round_head, threads;
 
   // The k most probable tokens after some nodes of trees of n.
   int64_t top(int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, int64_t k, float* values, int64_t* places) const {
     for (int64_t b = 0; b < batch; b++) if (caches[4 * b] + n > caches[4 * b + 3]) return FULL - n;
-    return draft_top(model, head, embed, embed_kind, vocabulary, batch, n, f, tokens, depths, ancestors, frontier, caches, kind, k, values, places, round_inputs, round_head, threads) ? OUTSIDE : 0;
+    return draft_top(model, head, inputs, batch, n, f, tokens, depths, ancestors, frontier, caches, kind, k, values, places, round_inputs, round_head, threads) ? OUTSIDE : 0;
   }
 };
 
