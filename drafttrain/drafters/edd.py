@@ -123,7 +123,7 @@ class EddModel(LayeredDrafter):
         if self.token_fc is None:
             return self._join(tokens, self._anchors(state)[:, None].expand(-1, tokens.shape[1], -1))
         embedded = self.embed_norm(self.embed_tokens(tokens).float())  # [B, f, H]
-        return self.token_fc(embedded) + self._from_anchors(state)[:, None]
+        return (self.token_fc(embedded) + self._from_anchors(state)[:, None]).to(self.states_dtype)
 
     def _from_anchors(self, state: KvCache) -> torch.Tensor:
         """Return what the anchors add to joins, [B, H], of a packed drafter."""

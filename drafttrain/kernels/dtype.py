@@ -132,15 +132,16 @@ def timed(hidden: int, intermediate: int, threads: int | None = None) -> Timings
     """Return the probe's result for this machine: of this process, of the user's cache, or a new one."""
     threads = threads or torch.get_num_threads()
     key = timings_key(hidden, intermediate, threads)
-    if key not in _known and (found := read_timings(key)):
-        _known[key] = found
-    if key not in _known:
+    if key in _known:
+        return _known[key]
+    found, warning = read_timings(key), None
+    if found is None:
         from drafttrain.kernels.probe import new_timings  # once for a machine
 
-        _known[key], warning = new_timings(key, hidden, intermediate, threads)
-        if warning:
-            _report(warning)
-    return _known[key]
+        found, warning = new_timings(key, hidden, intermediate, threads)
+    if warning:
+        _report(warning)
+    return _known.setdefault(key, found)
 
 
 def _candidates(work: Work, ms: Milliseconds) -> tuple[str, str]:

@@ -184,6 +184,8 @@ def grow_drawn(
     batch, n = len(root), len(depths)
     if len(seeds) != batch:
         raise ValueError(f"seeds: must be one for each of {batch} trees, got {len(seeds)}")
+    if max(k_config) > size:  # the library would read beyond its buffers
+        raise ValueError(f"k_config: must be at most {size}, the tokens drawn from, got {max(k_config)}")
     tokens, log_probs = torch.empty(batch, n, dtype=torch.long), torch.empty(batch, n)
     probs, ids = torch.zeros(batch, n, size), torch.zeros(batch, n, size, dtype=torch.long)
     branching = (ctypes.c_int64 * len(k_config))(*k_config)

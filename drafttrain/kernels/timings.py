@@ -64,7 +64,7 @@ def read_all() -> dict[str, Any]:
 
 
 def read_timings(key: str) -> Timings | None:
-    """A kept result; None where there is none, or what is there was not written by `write_timings`."""
+    """A kept result; None where there is none, or what is there was not written by `probe.new_timings`."""
     try:
         ms = {name: {int(n): float(t) for n, t in of.items()} for name, of in read_all()[key].items()}
         is_whole = ms.keys() in (TORCH.keys(), (TORCH | NATIVE).keys())

@@ -19,6 +19,7 @@ DRAFTERS: dict[str, dict] = {kind: dict(kind=kind) for kind in KINDS if "model" 
 DRAFTERS |= {
     "edd-two-layers": dict(layers=2, tapped_blocks=[-2, 1]),
     "edd-anchor": dict(anchor=True),
+    "edd-anchor-taps": dict(anchor=True, tapped_blocks=[-2, 1]),
     "edd-heads": dict(kv_heads=4),
     "edd-narrow": dict(intermediate_size=40),
     "eagle-norms": dict(kind="eagle", input_norms=True),
@@ -67,10 +68,14 @@ def test_native_drafts_are_the_stock_ones(name, make_target, make_drafter):
 def with_rounded_weights(stock, below: str = ""):
     """The stock drafter in fp32 with the weights that the bytes of one in bf16 stand for."""
     rounded = copy.deepcopy(stock)
+    join = getattr(rounded, "anchor_fc", None)  # whose halves are packed apart
     for module in rounded.get_submodule(below).modules():
         if isinstance(module, torch.nn.Linear) and variant() != "generic":
-            numbers, scales = to_bytes(module.weight.bfloat16())
-            module.weight = torch.nn.Parameter((numbers.float() - ZERO) * scales[:, None])
+            hidden, inputs = stock.config.hidden_size, module.in_features
+            sizes = [hidden, inputs - hidden] if module is join else [inputs]
+            parts = [to_bytes(part) for part in module.weight.bfloat16().split(sizes, 1)]
+            weights = [(numbers.float() - ZERO) * scales[:, None] for numbers, scales in parts]
+            module.weight = torch.nn.Parameter(torch.cat(weights, 1))
     return rounded
 
 
@@ -88,6 +93,25 @@ def test_native_drafts_in_bf16_are_those_of_the_rounded_weights(name, make_targe
     drafters = (native, with_rounded_weights(stock), stock)
     mine, expected, other = (drafting(drafter, ids, tapped, counts) for drafter in drafters)
     assert mine.dtype == torch.float and (mine - expected).std() < 0.05 * other.std()
+    assert (mine - other).std() < 0.1 * other.std()
+
+
+@pytest.mark.parametrize("name", ["edd-anchor", "edd-anchor-taps"])
+@torch.no_grad()
+def test_a_join_is_packed_where_layers_are_not_native(name, make_target, make_drafter):
+    """As with an activation that the native layers lack."""
+    target = make_target("llama")
+    stock = make_drafter(target, **DRAFTERS[name])
+    packed = copy.deepcopy(stock).bfloat16()
+    packed.config.hidden_act = "gelu"  # its layers' own stays
+    packed.pack()
+    assert packed.native is None and isinstance(packed.token_fc, NativeLinear)
+    ids = torch.randint(3, 512, (2, 10), generator=torch.Generator().manual_seed(1))
+    tapped, counts = target.encode(ids, torch.zeros_like(ids)).tapped, torch.tensor([10, 7])
+    mine, other = (
+        drafting(drafter, ids, tapped.to(dtype), counts)
+        for drafter, dtype in ((packed, torch.bfloat16), (stock, torch.float))
+    )
     assert (mine - other).std() < 0.1 * other.std()
 
 

@@ -144,8 +144,8 @@ def grown_both_ways(
 
 @pytest.mark.parametrize("kind", ["one cache", "joined caches"])
 def test_a_drafting_step_is_that_of_the_layers_and_the_head(drafter, kind):
-    """Over trees of several layers and sequences of several lengths; bit by bit, but for anchors, which are
-    joined with tokens in another order."""
+    """Over trees of several layers and sequences of several lengths; bit by bit, but for anchors, as torch's
+    norm has other last bits."""
 
     def grown(top) -> TokenTree:
         tree, own = TokenTree.root_only(torch.tensor([3, 8, 5])), new_state(drafter, kind)
@@ -261,6 +261,11 @@ def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch
     assert native(drafter, grow_timed, new_state(drafter, "one row"), root, large._timing, 1e-6) is None
     monkeypatch.setattr(EddModel, "native_inputs", lambda *_: None)
     assert native(drafter, None, None) is None
+
+
+def test_children_are_as_many_as_there_are_tokens_at_most(drafter):
+    with pytest.raises(ValueError, match="k_config: must be at most 100, the tokens drawn from, got 101"):
+        SampledTreePolicy((101,)).grow(drafter, new_state(drafter, "one row"), torch.tensor([7]))
 
 
 def test_seeds_are_as_many_as_trees(drafter):
