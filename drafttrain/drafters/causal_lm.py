@@ -25,10 +25,11 @@ from drafttrain.target_lm.cache import CACHE_ARGUMENT, TreeCache
 from drafttrain.target_lm.cpu_linear import pack_linears
 from drafttrain.target_lm.joined import JoinedCache
 from drafttrain.target_lm.loading import load_target
-from drafttrain.target_lm.masks import allowed_slots, attention_mask, causal
+from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.native import can_run_natively, native_blocks
 from drafttrain.target_lm.packed import run_packed
+from drafttrain.target_lm.stock_masks import allowed_slots, attention_mask
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 

@@ -21,6 +21,7 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.layered import LAST, LayeredDrafter, RMSNorm
 from drafttrain.drafters.model import Prediction
 from drafttrain.drafters.model_config import DraftModelConfig
+from drafttrain.kernels.linear import NativeLinear, can_be_native
 from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
@@ -50,6 +51,7 @@ class EagleModel(LayeredDrafter):
         super().__init__(config, input_norm=config.input_norms, final_norm=config.input_norms)
         hidden = config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        self.token_fc: NativeLinear | None = None  # of a packed drafter, whose `fc` takes states alone
         if config.input_norms:
             self.embed_norm = RMSNorm(hidden, config.rms_norm_eps)
             self.state_norm = RMSNorm(hidden, config.rms_norm_eps)
@@ -59,6 +61,9 @@ class EagleModel(LayeredDrafter):
 
     def _join(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Return [B, n, H] of tokens [B, n] and the states before them [B, n, H]."""
+        if self.token_fc is not None:
+            embedded = self.embed_norm(self.embed_tokens(tokens).float())  # [B, n, H]
+            return (self.token_fc(embedded) + self._offsets(states)).to(self.states_dtype)
         embedded = self.embed_norm(self.embed_tokens(tokens))  # [B, n, H]
         return self.fc(torch.cat((embedded, self.state_norm(states.to(embedded.dtype))), dim=-1))
 
@@ -88,6 +93,22 @@ class EagleModel(LayeredDrafter):
         return [prediction]
 
     # drafting
+
+    def pack(self) -> None:
+        """Lay out the weights for drafting: halves of the join apart, as siblings share a state."""
+        if can_be_native(self.fc):
+            halves = self.fc.weight.tensor_split(2, dim=1)
+            self.token_fc, self.fc = (NativeLinear(one, narrow=True) for one in halves)
+        super().pack()
+
+    def _offsets(self, states: torch.Tensor) -> torch.Tensor:
+        """Return what states [..., H] add to joins, [..., H], of a packed drafter."""
+        return self.fc(self.state_norm(states.float()))
+
+    def native_inputs(self, state: KvCache) -> tuple[Any, ...]:
+        norms = (getattr(norm, "weight", None) for norm in (self.embed_norm, self.state_norm))
+        join, follow = zip((self.token_fc, self.fc), norms)
+        return self.embed_tokens.weight, join, self._offsets(state.carried[LAST]), follow
 
     @torch.no_grad()
     def update(

@@ -113,7 +113,7 @@ class EddModel(LayeredDrafter):
         embed = self.embed_tokens.weight
         if not self.config.anchor:
             return (embed,)
-        return embed, self.token_fc, self.embed_norm.weight, self._from_anchors(state)
+        return embed, (self.token_fc, self.embed_norm.weight), self._from_anchors(state)
 
     def draft_inputs(
         self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor

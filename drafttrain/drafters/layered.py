@@ -20,7 +20,6 @@ from drafttrain.kernels.blocks import BlockParts, NativeBlocks
 from drafttrain.kernels.linear import NativeLinear
 from drafttrain.target_lm.attention import grouped_attention
 from drafttrain.target_lm.cache import KvCache
-from drafttrain.target_lm.masks import allowed_slots
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
@@ -254,10 +253,9 @@ class LayeredDrafter(DraftModel):
         return cos, sin
 
     def native_inputs(self, state: KvCache) -> tuple[Any, ...] | None:
-        """Return the arguments of `kernels.drafting.Inputs`; None where a node reads other nodes."""
-        own = type(self).draft_inputs, type(self).keep_outputs
-        alone = own == (LayeredDrafter.draft_inputs, LayeredDrafter.keep_outputs)
-        return (self.embed_tokens.weight,) if alone else None
+        """Return the arguments of `kernels.drafting.Inputs` that say what `draft_inputs` does, or None."""
+        own = type(self).draft_inputs is not LayeredDrafter.draft_inputs
+        return None if own else (self.embed_tokens.weight,)
 
     @property
     def states_dtype(self) -> torch.dtype:
@@ -334,13 +332,14 @@ class LayeredDrafter(DraftModel):
         if self.native is None:
             return super().top(state, tree, frontier, k)
         k = min(k, self.draft_vocab_size)
-        if (inputs := self.native_inputs(state)) is None:
+        inputs, keeps = self.native_inputs(state), type(self).keep_outputs is not LayeredDrafter.keep_outputs
+        if inputs is None or keeps:  # outputs are kept in torch's tensors
             return self.lm_head.top_log_probs(self._read_frontier(state, tree, frontier), k)
-        from drafttrain.kernels.drafting import Inputs, draft_top
+        from drafttrain.kernels.drafting import Inputs
+        from drafttrain.kernels.step import draft_top
 
-        parts = self.native, self.lm_head, Inputs(*inputs)
-        view, nodes = state.reserve(tree.width), (tree.tokens, tree.depths, tree.ancestors())
-        return draft_top(*parts, nodes, frontier, state.places(), state.dtype, k, view)
+        nodes = tree.tokens, tree.depths, tree.ancestors()
+        return draft_top(self.native, self.lm_head, Inputs(*inputs), state, nodes, frontier, k)
 
     @torch.no_grad()
     def grow_natively(self, grow: Callable, state: KvCache, *given: Any) -> Any:
@@ -364,6 +363,8 @@ class LayeredDrafter(DraftModel):
             _, x = self.native(x.float(), state.nodes(positions, slots, ancestors), view)
             self.keep_outputs(state, frontier, x)
             return x
+        from drafttrain.target_lm.stock_masks import allowed_slots  # not with native forwards
+
         cos, sin = self.rope(positions, view)
         allowed = allowed_slots(state.lengths, ancestors, view)[:, None]  # [B, 1, f, view]
         for i, layer in enumerate(self.layers):

@@ -1,83 +1,90 @@
-"""A drafting step in one native call: layers and head of a drafter at the nodes of trees."""
+"""Arguments of native drafting: a drafter, what its layers read, and the sequences that it drafts for."""
 
 import ctypes
-from collections.abc import Sequence
 from itertools import chain
+from typing import Protocol
 
 import torch
 
 from drafttrain.kernels.blocks import NativeBlocks
-from drafttrain.kernels.build import library
 from drafttrain.kernels.linear import KINDS, NativeLinear
 from drafttrain.kernels.team import team_size
 
 
 class Inputs(ctypes.Structure):
-    """The input of a drafter's layers at a token: its embedding, or joined with what its sequence carries,
-    join(norm(embedding)) + offset.
+    """The input of a drafter's layers at a token: its embedding, or a join: norm(embedding) times a layer and
+    an offset, which is that of the token's sequence or, after the root, made of the parent's state.
 
     Args:
         embed: [V, H].
-        join: a layer without bias; with it come the norm's weights, [H], and the offsets, [B, H].
+        join: a layer without bias, with the weights of its norm, [H], or None.
+        offsets: with a join, [B, H].
+        follow: a layer without bias, with the weights of its norm, that makes offsets of states.
     """
 
     _fields_ = [("embed", ctypes.c_void_p), ("kind", ctypes.c_int64), ("vocabulary", ctypes.c_int64)]
-    _fields_ += [(name, ctypes.c_void_p) for name in ("join", "norm", "offsets")]
+    _fields_ += [
+        (name, ctypes.c_void_p) for name in ("join", "follow", "join_norm", "follow_norm", "offsets")
+    ]
     _fields_ += [("round_inputs", ctypes.c_int64)]
 
     def __init__(
         self,
         embed: torch.Tensor,
-        join: NativeLinear | None = None,
-        norm: torch.Tensor | None = None,
+        join: tuple[NativeLinear, torch.Tensor | None] | None = None,
         offsets: torch.Tensor | None = None,
+        follow: tuple[NativeLinear, torch.Tensor | None] | None = None,
     ):
-        held = [embed, *(one.detach().float() for one in (norm, offsets) if one is not None)]
-        self._held = join, *(one.contiguous() for one in held)
-        embed_at, *numbers = (one.data_ptr() for one in self._held[1:])
-        joined = () if join is None else (join.address, *numbers, join.round_inputs)
-        super().__init__(embed_at, KINDS[embed.dtype], len(embed), *joined)
+        layers, norms = zip(*(one or (None, None) for one in (join, follow)))
+        numbers = [one if one is None else one.detach().float().contiguous() for one in (*norms, offsets)]
+        embed = embed.contiguous()
+        self._held = embed, layers, numbers
+        super().__init__(
+            *(embed.data_ptr(), KINDS[embed.dtype], len(embed)),
+            *(one if one is None else one.address for one in layers),
+            *(one if one is None else one.data_ptr() for one in numbers),
+            join is not None and join[0].round_inputs,
+        )
 
 
-def draft_top(
-    blocks: NativeBlocks,
-    head: NativeLinear,
-    inputs: Inputs,
-    tree: Sequence[torch.Tensor],
-    frontier: torch.Tensor,
-    caches: Sequence[tuple[int, int, int, int]],
-    dtype: torch.dtype,
-    k: int,
-    reach: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities and numbers of the k most probable outputs, [B, f, k], of a drafter's layers
-    and head after the nodes frontier [B, f], whose keys and values go into their slots.
+class Places(Protocol):
+    """Keys and values of the sequences that are drafted for: a `KvCache`, or several joined."""
+
+    dtype: torch.dtype
+
+    def reserve(self, n: int) -> int:
+        """Make room for n slots after each row's verified ones; return how many slots are then in view."""
+
+    def places(self) -> list[tuple[int, int, int, int]]:
+        """Return where the rows' keys and values are."""
+
+
+class Drafting(ctypes.Structure):
+    """A drafter with the sequences that it drafts for, once there is room for their trees.
 
     Args:
-        inputs: what the layers read at a token.
-        tree: tokens and depths, int64 [B, n], and ancestors, bool [B, n, n].
-        caches: `KvCache.places`.
-        dtype: of keys and values.
-        reach: all positions are below it.
+        to_target: the target's ids of the draft vocabulary, int64 [D]; for growth alone.
     """
-    if not 1 <= k <= head.out_features:  # the library would read beyond its buffers
-        raise ValueError(f"k: must be in 1..{head.out_features}, got {k}")
-    blocks.reach(reach)
-    batch, f = frontier.shape
-    values = torch.empty(batch, f, k, dtype=torch.float)
-    numbers = torch.empty(batch, f, k, dtype=torch.long)
-    held = [one.contiguous() for one in (*tree, frontier)]
-    nodes = (one.data_ptr() for one in held)
-    failed = library().draft_top(
-        *(blocks.address, head.address, ctypes.addressof(inputs)),
-        *(batch, held[0].shape[1], f, *nodes, numbers_of(caches), KINDS[dtype]),
-        *(k, values.data_ptr(), numbers.data_ptr(), blocks.round_inputs, head.round_inputs, team_size()),
-    )
-    if failed:
-        raise IndexError(f"tokens: must be in 0..{inputs.vocabulary - 1}, got {tree[0].tolist()}")
-    return values, numbers
 
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("model", "head", "inputs", "to_target", "caches")),
+        *((name, ctypes.c_int64) for name in ("kind", "round_inputs", "round_head", "threads")),
+    ]
 
-def numbers_of(rows: Sequence[tuple[int, ...]]) -> ctypes.Array:
-    """Return the numbers of all rows, for the library."""
-    return (ctypes.c_int64 * sum(map(len, rows)))(*chain.from_iterable(rows))
+    def __init__(
+        self,
+        blocks: NativeBlocks,
+        head: NativeLinear,
+        inputs: Inputs,
+        state: Places,
+        to_target: torch.Tensor | None = None,
+    ):
+        to_target = to_target if to_target is None else to_target.contiguous()
+        places = list(chain.from_iterable(state.places()))
+        caches = (ctypes.c_int64 * len(places))(*places)
+        self._held = blocks, head, inputs, to_target, caches
+        super().__init__(
+            *(blocks.address, head.address, ctypes.addressof(inputs)),
+            *(to_target if to_target is None else to_target.data_ptr(), ctypes.addressof(caches)),
+            *(KINDS[state.dtype], blocks.round_inputs, head.round_inputs, team_size()),
+        )

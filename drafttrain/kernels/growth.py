@@ -5,39 +5,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
 import torch
 
 from drafttrain.kernels.blocks import NativeBlocks
 from drafttrain.kernels.build import library
-from drafttrain.kernels.drafting import Inputs, numbers_of
-from drafttrain.kernels.linear import KINDS, NativeLinear
-from drafttrain.kernels.team import team_size
+from drafttrain.kernels.drafting import Drafting, Inputs, Places
+from drafttrain.kernels.linear import NativeLinear
 
 # what the library returns in place of a number of nodes; FULL - n where there is no room for n
 OUTSIDE, ORPHANS, LARGE, FULL = -1, -2, -3, -4
 ROOM = 512  # nodes that results have room for at first
 DEEPEST = 128  # layers of a tree at most
-
-
-class _Drafting(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("model", "head", "inputs", "to_target", "caches")),
-        *((name, ctypes.c_int64) for name in ("kind", "round_inputs", "round_head", "threads")),
-    ]
-
-
-class Places(Protocol):
-    """Keys and values of the sequences that are drafted for: a `KvCache`, or several joined."""
-
-    dtype: torch.dtype
-
-    def reserve(self, n: int) -> int:
-        """Make room for n slots after each row's verified ones; return how many slots are then in view."""
-
-    def places(self) -> list[tuple[int, int, int, int]]:
-        """Return where the rows' keys and values are."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +43,9 @@ class Parts:
             IndexError: a token is not in the vocabulary.
             ValueError: a node would be verified without its parent.
         """
-        to_target, root = self.to_target.contiguous(), root.contiguous()
+        root = root.contiguous()
         self.blocks.reach(self.state.reserve(slots) + DEEPEST)
-        caches = numbers_of(self.state.places())
-        drafting = _Drafting(
-            *(self.blocks.address, self.head.address, ctypes.addressof(self.inputs)),
-            *(to_target.data_ptr(), ctypes.addressof(caches), KINDS[self.state.dtype]),
-            *(self.blocks.round_inputs, self.head.round_inputs, team_size()),
-        )
+        drafting = Drafting(self.blocks, self.head, self.inputs, self.state, self.to_target)
         given = (one.data_ptr() if isinstance(one, torch.Tensor) else one for one in given)
         found = getattr(library(), name)(ctypes.addressof(drafting), len(root), root.data_ptr(), *given)
         if found == OUTSIDE:
@@ -167,30 +141,33 @@ def grow_drawn(
     ancestors: torch.Tensor,
     size: int,
     temperature: float,
+    threshold: float,
     seeds: Sequence[int],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw the trees of `SampledTreePolicy` from root tokens, int64 [B], where all nodes get children.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw the trees of `SampledTreePolicy` from root tokens, int64 [B].
 
     Args:
         k_config: children of a node, layer by layer, at most `size`.
-        depths, ancestors: of the n nodes, int64 [n] and bool [n, n].
+        depths, ancestors: of the n nodes that there are with no threshold, int64 [n] and bool [n, n].
         size: most probable tokens that children are drawn from, K; at most D.
+        threshold: least joint probability of a node that gets children; 0: all nodes get some.
         seeds: of each tree, within 64 bits.
 
     Returns:
-        tokens and log-probabilities, [B, n], and the probabilities and ids of the K tokens that the children
-        of each node are drawn from, [B, n, K]; zeros of nodes without children.
+        tokens, log-probabilities and which nodes there are, bool, [B, n], and the probabilities and ids of
+        the K tokens that the children of each node are drawn from, [B, n, K]; zeros elsewhere.
     """
     batch, n = len(root), len(depths)
     if len(seeds) != batch:
         raise ValueError(f"seeds: must be one for each of {batch} trees, got {len(seeds)}")
     if max(k_config) > size:  # the library would read beyond its buffers
         raise ValueError(f"k_config: must be at most {size}, the tokens drawn from, got {max(k_config)}")
-    tokens, log_probs = torch.empty(batch, n, dtype=torch.long), torch.empty(batch, n)
+    tokens, log_probs = torch.zeros(batch, n, dtype=torch.long), torch.zeros(batch, n)
+    kept = torch.zeros(batch, n, dtype=torch.bool)
     probs, ids = torch.zeros(batch, n, size), torch.zeros(batch, n, size, dtype=torch.long)
     branching = (ctypes.c_int64 * len(k_config))(*k_config)
-    draws = branching, len(k_config), size, temperature, (ctypes.c_uint64 * batch)(*seeds)
+    draws = branching, len(k_config), size, temperature, threshold, (ctypes.c_uint64 * batch)(*seeds)
     shape = depths.contiguous(), ancestors.contiguous()
     last = math.prod(k_config)  # nodes of the last layer, which is not read
-    parts.call("grow_drawn", root, n - last, *draws, n, *shape, tokens, log_probs, probs, ids)
-    return tokens, log_probs, probs, ids
+    parts.call("grow_drawn", root, n - last, *draws, n, *shape, tokens, log_probs, kept, probs, ids)
+    return tokens, log_probs, kept, probs, ids

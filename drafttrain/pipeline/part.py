@@ -29,7 +29,6 @@ from drafttrain.kernels.linear import NativeLinear, make_native
 from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import CACHE_ARGUMENT, TreeCache
 from drafttrain.target_lm.loading import load_config, load_tokenizer
-from drafttrain.target_lm.masks import allowed_slots, attention_mask
 from drafttrain.target_lm.model import (
     FrozenTarget,
     scale_logits,
@@ -37,6 +36,7 @@ from drafttrain.target_lm.model import (
     tensors_hash,
 )
 from drafttrain.target_lm.native import can_run_natively, native_blocks
+from drafttrain.target_lm.stock_masks import allowed_slots, attention_mask
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, require_file
 

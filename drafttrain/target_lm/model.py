@@ -23,7 +23,6 @@ from drafttrain.kernels.linear import NativeLinear, can_be_native, make_native
 from drafttrain.kernels.team import native_team
 from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import CACHE_ARGUMENT, TreeCache
-from drafttrain.target_lm.masks import allowed_slots, attention_mask
 from drafttrain.target_lm.native import TOLERANCE, NativeCheck, can_run_natively, native_blocks
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
@@ -340,6 +339,8 @@ class FrozenTarget:
         if self.native is not None:
             cache.allocate(self.native.kv_heads, self.native.head_dim)
             return self._run_native(tokens, cache.nodes(positions, slots, ancestors), view)
+        from drafttrain.target_lm.stock_masks import allowed_slots, attention_mask  # not with native forwards
+
         allowed = allowed_slots(cache.lengths, ancestors, view)  # [B, n, view]
         kv_positions = torch.arange(view, device=tokens.device).expand(batch, view)  # [B, view]
         if getattr(self.config, "sliding_window", None):
@@ -384,6 +385,8 @@ class FrozenTarget:
             )
             states = self._run_native(flat, nodes, max(views))
         else:
+            from drafttrain.target_lm.stock_masks import allowed_slots  # not with native forwards
+
             allowed = [
                 allowed_slots(cache.lengths, seen, view) for (cache, _, _, seen), view in zip(parts, views)
             ]

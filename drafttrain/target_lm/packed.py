@@ -14,7 +14,7 @@ from drafttrain.target_lm.attention import (
     attends_within_documents,
     packed_rows,
 )
-from drafttrain.target_lm.masks import attention_mask
+from drafttrain.target_lm.stock_masks import attention_mask
 
 CPU_TOKENS = 1024  # in one forward over packed rows: with more, activations fall out of the CPU's cache
 

@@ -116,12 +116,13 @@ class SampledTreePolicy(TreePolicy):
         k_config = tuple(self.k_config)
         shape, seeds = _shape(k_config, root.device), self._seeds(len(root))
         n, native = len(shape.parents), getattr(drafter, "grow_natively", None)
-        if native and not self.threshold:
-            parts = shape.depths, shape.ancestors, size, self.temperature, seeds
+        if native:
+            parts = shape.depths, shape.ancestors, size, self.temperature, self.threshold, seeds
             grown = native(grow_drawn, state, root, k_config, *parts)
             if grown is not None:
-                drawn, log_probs, *drawn_from = grown
-                return shape.tree(drawn, log_probs, DrawnFrom(*drawn_from))
+                drawn, log_probs, kept, *drawn_from = grown
+                tree = shape.tree(drawn, log_probs, DrawnFrom(*drawn_from))
+                return tree.select(kept) if self.threshold else tree
         tokens, log_probs = root.new_zeros(batch, n), root.new_zeros(batch, n, dtype=torch.float)  # [B, n]
         probs = log_probs.new_zeros(batch, n, size)  # [B, n, K]
         ids = tokens.new_zeros(batch, n, size)  # [B, n, K]

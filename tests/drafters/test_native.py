@@ -68,7 +68,8 @@ def test_native_drafts_are_the_stock_ones(name, make_target, make_drafter):
 def with_rounded_weights(stock, below: str = ""):
     """The stock drafter in fp32 with the weights that the bytes of one in bf16 stand for."""
     rounded = copy.deepcopy(stock)
-    join = getattr(rounded, "anchor_fc", None)  # whose halves are packed apart
+    joins = {"drafttrain_eagle": "fc", "drafttrain_edd": "anchor_fc"}  # whose parts are packed apart
+    join = getattr(rounded, joins.get(stock.config.model_type, ""), None)
     for module in rounded.get_submodule(below).modules():
         if isinstance(module, torch.nn.Linear) and variant() != "generic":
             hidden, inputs = stock.config.hidden_size, module.in_features
@@ -96,9 +97,9 @@ def test_native_drafts_in_bf16_are_those_of_the_rounded_weights(name, make_targe
     assert (mine - other).std() < 0.1 * other.std()
 
 
-@pytest.mark.parametrize("name", ["edd-anchor", "edd-anchor-taps"])
+@pytest.mark.parametrize("name", ["edd-anchor", "edd-anchor-taps", "eagle", "eagle-norms"])
 @torch.no_grad()
-def test_a_join_is_packed_where_layers_are_not_native(name, make_target, make_drafter):
+def test_joins_are_packed_where_layers_are_not_native(name, make_target, make_drafter):
     """As with an activation that the native layers lack."""
     target = make_target("llama")
     stock = make_drafter(target, **DRAFTERS[name])

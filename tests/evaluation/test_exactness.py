@@ -11,9 +11,9 @@ from drafttrain.evaluation.exactness import check_lossless, first_difference
 from drafttrain.evaluation.measure import MeasurementLog, generate_batch
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.target_lm import model as frozen
+from drafttrain.target_lm import stock_masks
 from drafttrain.target_lm.loading import load_target
-from drafttrain.target_lm.masks import allowed_slots
+from drafttrain.target_lm.stock_masks import allowed_slots
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.lists import tree_of_lists
@@ -83,7 +83,7 @@ def differences_of_trees(target) -> list[exactness.Difference]:
 
 def test_a_wrong_mask_is_no_tie(tiny_bf16, monkeypatch):
     assert all(difference.is_tie() for difference in differences_of_trees(tiny_bf16))
-    monkeypatch.setattr(frozen, "allowed_slots", blind_to_branches)
+    monkeypatch.setattr(stock_masks, "allowed_slots", blind_to_branches)
     wrong = differences_of_trees(tiny_bf16)
     bugs = [difference for difference in wrong if not difference.is_tie()]
     assert len(wrong) > 20 and len(bugs) > 0.8 * len(wrong)

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from drafttrain.drafters.config import DrafterConfig
-from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.drafters.layered import LayeredDrafter
+from drafttrain.drafters.new import new_drafter
 from drafttrain.kernels import trees
+from drafttrain.kernels.drafting import Inputs
 from drafttrain.kernels.growth import grow_timed
+from drafttrain.kernels.step import draft_top
 from drafttrain.target_lm.cache import KvCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve
@@ -96,24 +98,32 @@ def test_accepted_slots_move_to_the_front(kernels, dtype):
 LENGTHS = [5, 9, 2]  # verified tokens of the drafter's sequences
 
 
-@pytest.fixture(params=["fp32", "bf16", "fp32-anchor", "bf16-anchor"])
-def drafter(request, kernels, tiny_llama) -> EddModel:
+DRAFTERS = {
+    "edd": DrafterConfig(tapped_blocks=[-2]),
+    "anchor": DrafterConfig(tapped_blocks=[-2], anchor=True),
+    "eagle": DrafterConfig(kind="eagle"),
+    "norms": DrafterConfig(kind="eagle", input_norms=True),
+}
+
+
+@pytest.fixture(
+    params=[f"float32-{kind}" for kind in DRAFTERS] + ["bfloat16-edd", "bfloat16-anchor", "bfloat16-eagle"]
+)
+def drafter(request, kernels, tiny_llama) -> LayeredDrafter:
     """A packed drafter over every second token."""
-    dtype = torch.bfloat16 if "bf16" in request.param else torch.float
-    target = FrozenTarget(copy.deepcopy(tiny_llama[0]).to(dtype), None, "llama")
-    settings = DrafterConfig(tapped_blocks=[-2], anchor="anchor" in request.param)
-    drafter = EddModel(EddConfig.for_target(target, settings, 100)).eval()
-    drafter.initialize_from(target, settings, torch.arange(100) * 2)
-    if settings.anchor:  # as after training: no two inputs are alike
-        generator = torch.Generator().manual_seed(0)
-        for weight in (drafter.embed_norm.weight, drafter.anchor_norm.weight, drafter.anchor_fc.weight):
+    dtype, kind = request.param.split("-")
+    target = FrozenTarget(copy.deepcopy(tiny_llama[0]).to(getattr(torch, dtype)), None, "llama")
+    drafter = new_drafter(target, DRAFTERS[kind], torch.arange(100) * 2).eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in drafter.named_parameters():  # joins as after training: no two inputs are alike
+        if name.split(".")[0] in ("embed_norm", "anchor_norm", "state_norm", "anchor_fc"):
             weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
-    drafter.to(dtype).attach(target).pack()
-    assert drafter.native is not None and (drafter.token_fc is not None) == settings.anchor
+    drafter.to(getattr(torch, dtype)).attach(target).pack()
+    assert drafter.native is not None
     return drafter
 
 
-def new_state(drafter: EddModel, kind: str):
+def new_state(drafter: LayeredDrafter, kind: str):
     parts = []
     for row, length in enumerate(LENGTHS):
         tokens = torch.full((1, length), row)
@@ -130,7 +140,7 @@ def new_state(drafter: EddModel, kind: str):
 
 
 def grown_both_ways(
-    drafter: EddModel, policy: TreePolicy, kind: str, root: torch.Tensor
+    drafter: LayeredDrafter, policy: TreePolicy, kind: str, root: torch.Tensor
 ) -> tuple[TokenTree, TokenTree]:
     """Trees that a policy grows in one native call and layer by layer, which have to be the same."""
     found = policy.grow(drafter, new_state(drafter, kind), root)
@@ -138,14 +148,20 @@ def grown_both_ways(
         patch.delattr(LayeredDrafter, "grow_natively")
         expected = policy.grow(drafter, new_state(drafter, kind), root)
     for ours, theirs in zip(found.fields(), expected.fields(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        error = tolerance(drafter) if ours.is_floating_point() else 0
+        torch.testing.assert_close(ours, theirs, rtol=error, atol=error, equal_nan=True)
     return found, expected
+
+
+def tolerance(drafter: LayeredDrafter) -> float:
+    """The last bits of torch's norm differ, by which EAGLE's single steps join states and tokens."""
+    return 1e-5 if getattr(drafter.config, "input_norms", False) else 0
 
 
 @pytest.mark.parametrize("kind", ["one cache", "joined caches"])
 def test_a_drafting_step_is_that_of_the_layers_and_the_head(drafter, kind):
     """Over trees of several layers and sequences of several lengths; bit by bit, but for anchors, as torch's
-    norm has other last bits."""
+    norm has other last bits. (EAGLE's step is that of the layers and the head.)"""
 
     def grown(top) -> TokenTree:
         tree, own = TokenTree.root_only(torch.tensor([3, 8, 5])), new_state(drafter, kind)
@@ -160,7 +176,8 @@ def test_a_drafting_step_is_that_of_the_layers_and_the_head(drafter, kind):
 
     found, expected = grown(LayeredDrafter.top), grown(in_parts)
     assert torch.equal(found.tokens, expected.tokens)
-    error = 0 if not drafter.config.anchor else 1e-5 if drafter.native.round_inputs is False else 1e-2
+    joins = getattr(drafter.config, "anchor", False)
+    error = 0 if not joins else 1e-2 if drafter.lm_head.dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=error, atol=error)
     assert len(found.tokens[0].unique()) > 3
     root = TokenTree.root_only(torch.tensor([3, -1, 5]))
@@ -213,20 +230,28 @@ def test_the_best_nodes_are_those_of_the_policy(drafter, kind, policy):
 
 
 @pytest.mark.parametrize("kind", ["one row", "one cache", "joined caches"])
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.6}, {"candidates": 5}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.6}, {"candidates": 5}, {"threshold": 0.01}, {"threshold": 0.02}],
+    ids=str,
+)
 def test_drawn_trees_are_those_of_the_policy(drafter, kind, settings):
     """The trees that are drawn in one native call are those that are drawn layer by layer."""
-    root, different = torch.tensor([3, 8, 5] if kind != "one row" else [7]), set()
+    root, different, uneven = torch.tensor([3, 8, 5] if kind != "one row" else [7]), set(), 0
     for k_config in ((1, 1, 1), (4, 2, 1), (3, 3)):
         policy = SampledTreePolicy(k_config, **settings)
         for seed in range(4):
             policy.set_active([seed + row for row in range(len(root))], [10 * seed] * len(root))
             found, expected = grown_both_ways(drafter, policy, kind, root)
-            inner = slice(0, int(found.parents.max()) + 1)  # nodes with children
-            assert torch.equal(found.drawn_from.ids[:, inner], expected.drawn_from.ids[:, inner])
-            torch.testing.assert_close(found.drawn_from.probs, expected.drawn_from.probs, rtol=1e-6, atol=0)
+            drawn = expected.drawn_from.probs > 0
+            assert torch.equal(found.drawn_from.ids[drawn], expected.drawn_from.ids[drawn])
+            error = max(1e-6, 10 * tolerance(drafter))
+            torch.testing.assert_close(found.drawn_from.probs, expected.drawn_from.probs, rtol=error, atol=0)
             different.add(tuple(found.tokens.flatten().tolist()))
+            uneven += len(set(found.sizes.tolist())) > 1
     assert len(different) > 6
+    # rows of a layer that expand fewer nodes than others are filled up
+    assert bool(uneven) == ("threshold" in settings and len(root) > 1)
 
 
 def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch):
@@ -245,7 +270,7 @@ def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch
         (Eagle2Policy(101, 1, None), False),
         (PctPolicy(threshold=1e-9, width=100, max_depth=1, min_confidence=0.0), True),
         (SampledTreePolicy((100, 1)), True),
-        (SampledTreePolicy((100, 1), threshold=1e-9), False),
+        (SampledTreePolicy((100, 1), threshold=1e-9), True),
     ):
         tree = policy.grow(drafter, new_state(drafter, "one row"), root)
         assert tree.width > 100 and [found is not None for found in calls] == [True] * is_native
@@ -259,13 +284,21 @@ def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch
         broken.grow(drafter, new_state(drafter, "one row"), root)
     large = TimedPolicy(curve, curve, 1e-6, width=100, frontier=100, max_depth=2)  # 10,101 nodes
     assert native(drafter, grow_timed, new_state(drafter, "one row"), root, large._timing, 1e-6) is None
-    monkeypatch.setattr(EddModel, "native_inputs", lambda *_: None)
+    monkeypatch.setattr(drafter, "native", None)
     assert native(drafter, None, None) is None
 
 
 def test_children_are_as_many_as_there_are_tokens_at_most(drafter):
     with pytest.raises(ValueError, match="k_config: must be at most 100, the tokens drawn from, got 101"):
         SampledTreePolicy((101,)).grow(drafter, new_state(drafter, "one row"), torch.tensor([7]))
+
+
+@pytest.mark.parametrize("drafter", ["float32-eagle"], indirect=True)
+def test_a_step_alone_follows_no_parents(drafter):
+    state, tree = new_state(drafter, "one row"), TokenTree.root_only(torch.tensor([7]))
+    nodes, inputs = (tree.tokens, tree.depths, tree.ancestors()), Inputs(*drafter.native_inputs(state))
+    with pytest.raises(ValueError, match="inputs: must be without follow"):
+        draft_top(drafter.native, drafter.lm_head, inputs, state, nodes, torch.zeros(1, 1).long(), 3)
 
 
 def test_seeds_are_as_many_as_trees(drafter):

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from drafttrain.target_lm import model as frozen
+from drafttrain.target_lm import stock_masks
 from drafttrain.target_lm import tree_check as probe
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.tree_check import TOLERANCE, check_tree_support
@@ -121,12 +121,12 @@ def blind_to_branches(lengths, ancestors, view):
     return allowed_slots(lengths, torch.ones_like(ancestors).tril(), view)
 
 
-allowed_slots = frozen.allowed_slots
+allowed_slots = stock_masks.allowed_slots
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_wrong_mask_is_found(monkeypatch, dtype):
-    monkeypatch.setattr(frozen, "allowed_slots", blind_to_branches)
+    monkeypatch.setattr(stock_masks, "allowed_slots", blind_to_branches)
     with pytest.raises(UserError, match="verifies trees wrongly"):
         check_tree_support(tiny("llama", LLAMA_LIKE, dtype))
 
@@ -147,12 +147,12 @@ def test_wrong_positions_are_found(monkeypatch):
 
 def test_a_forgotten_window_is_found(monkeypatch):
     target = tiny("mistral", EXACT["mistral"])
-    mask = frozen.attention_mask
+    mask = stock_masks.attention_mask
 
     def without_window(allowed, kv_positions, positions, config, dtype):
         return mask(allowed, torch.full_like(kv_positions, 10**6), positions, config, dtype)
 
-    monkeypatch.setattr(frozen, "attention_mask", without_window)
+    monkeypatch.setattr(stock_masks, "attention_mask", without_window)
     with pytest.raises(UserError, match="verifies trees wrongly"):
         check_tree_support(target)
 

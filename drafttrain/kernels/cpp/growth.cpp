@@ -74,55 +74,90 @@ static std::vector<int64_t> descending(const std::vector<double>& values, int64_
 }
 
 // What a drafter's layers read at a token: its row of `embed` [vocabulary][hidden], in bf16 or fp32; or `join` of that row,
-// normed, plus an offset of the token's sequence.
+// normed, plus an offset. That is one of the token's sequence; with `follow`, after the root it is `follow` of the parent's
+// state, normed.
 struct Inputs {
   const void* embed;
   int64_t kind, vocabulary;
-  const Linear* join;                // null: none
-  const float *join_norm, *offsets;  // [hidden], [batch][hidden]
-  int64_t round_inputs;              // of `join`
+  const Linear *join, *follow;                      // null: none
+  const float *join_norm, *follow_norm, *offsets;  // [hidden] or null, twice; [batch][hidden]
+  int64_t round_inputs;                             // of both layers
 
   void read(int64_t token, int64_t hidden, float* x) const {
     if (kind == FP32) std::memcpy(x, (const float*)embed + token * hidden, hidden * sizeof(float));
     else for (int64_t d = 0; d < hidden; d++) x[d] = one((const uint16_t*)embed + token * hidden + d);
   }
 
-  // x [batch * f][hidden] of f tokens of each sequence.
-  void join_all(std::vector<float>& x, int64_t batch, int64_t f, int64_t hidden, float eps, int64_t threads) const {
-    std::vector<float> joined(x.size());
-    for (int64_t i = 0; i < batch * f; i++) norm(x.data() + i * hidden, join_norm, hidden, eps, x.data() + i * hidden, hidden);
-    multiply_all(*join, x.data(), batch * f, joined.data(), round_inputs, int(threads), [](int) {});
-    for (int64_t i = 0; i < batch * f; i++)
-      for (int64_t d = 0; d < hidden; d++) x[i * hidden + d] = joined[i * hidden + d] + offsets[i / f * hidden + d];
+  // A layer of rows x [rows][hidden], which are normed first.
+  std::vector<float> normed(const Linear& layer, const float* weight, std::vector<float> x, int64_t hidden, float eps, int64_t threads) const {
+    const int64_t rows = x.size() / hidden;
+    std::vector<float> y(x.size());
+    if (weight) for (int64_t i = 0; i < rows; i++) norm(x.data() + i * hidden, weight, hidden, eps, x.data() + i * hidden, hidden);
+    multiply_all(layer, x.data(), rows, y.data(), round_inputs, int(threads), [](int) {});
+    return y;
   }
 };
 
-// Drafts: linear_top of a drafter's states at the nodes frontier [batch][f] of trees [batch][n]. Their keys and values
-// go into slots after the verified ones. Of each tree caches [batch][4] has the verified slots, the address of the keys, the
-// numbers between a layer's keys and its values, and the slots. Returns 0, or 1 without doing anything if a token is not in
-// the vocabulary.
-EXPORT int64_t draft_top(const Model* model, const Linear* head, const Inputs* inputs, int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, const int64_t* caches, int64_t kind, int64_t k, float* values, int64_t* places, int64_t round_inputs, int64_t round_head, int64_t threads) {
-  const int64_t all = batch * f, hidden = model->hidden;
-  std::vector<int64_t> positions(all), slots(all);
-  std::vector<uint8_t> seen(all * n);
-  std::vector<float> x(all * hidden), states(x.size());
-  std::vector<Row> rows;
-  for (int64_t b = 0; b < batch; b++) {
-    const int64_t *cache = caches + 4 * b, length = cache[0];
-    rows.push_back({b * f, f, length, n, seen.data() + b * f * n, (void*)cache[1], cache[2], cache[3]});
-    for (int64_t i = b * f; i < (b + 1) * f; i++) {
-      const int64_t node = b * n + frontier[i];
-      if (tokens[node] < 0 || tokens[node] >= inputs->vocabulary) return 1;
-      positions[i] = length + depths[node], slots[i] = length + frontier[i];
-      std::memcpy(seen.data() + i * n, ancestors + node * n, n);
-      inputs->read(tokens[node], hidden, x.data() + i * hidden);
+// A drafter with the sequences that it drafts for. Of each sequence caches [batch][4] has the verified slots, the address of
+// the keys, the numbers between a layer's keys and its values, and the slots; to_target has the target's ids of its vocabulary.
+struct Drafting {
+  const Model* model;
+  const Linear* head;
+  const Inputs* inputs;
+  const int64_t *to_target, *caches;
+  int64_t kind, round_inputs, round_head, threads;
+};
+
+// Drafting steps over trees of batch sequences that grow, whose nodes keep their numbers.
+struct Steps {
+  const Drafting& drafting;
+  const int64_t batch;
+  std::vector<float> offsets;  // of the children of each node, [n][batch][hidden], with `follow`
+
+  // Drafts: linear_top of the drafter's states at the nodes frontier [batch][f] of trees [batch][n]. Their keys and values go
+  // into slots after the verified ones. Returns 0, or 1 without doing anything if a token is not in the vocabulary.
+  int64_t top(int64_t n, int64_t f, const int64_t* tokens, const int64_t* parents, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, int64_t k, float* values, int64_t* places) {
+    const Inputs& inputs = *drafting.inputs;
+    const int64_t all = batch * f, hidden = drafting.model->hidden;
+    const float eps = drafting.model->eps;
+    std::vector<int64_t> positions(all), slots(all);
+    std::vector<uint8_t> seen(all * n);
+    std::vector<float> x(all * hidden), states(x.size());
+    std::vector<Row> rows;
+    for (int64_t b = 0; b < batch; b++) {
+      const int64_t *cache = drafting.caches + 4 * b, length = cache[0];
+      rows.push_back({b * f, f, length, n, seen.data() + b * f * n, (void*)cache[1], cache[2], cache[3]});
+      for (int64_t i = b * f; i < (b + 1) * f; i++) {
+        const int64_t node = b * n + frontier[i];
+        if (tokens[node] < 0 || tokens[node] >= inputs.vocabulary) return 1;
+        positions[i] = length + depths[node], slots[i] = length + frontier[i];
+        std::memcpy(seen.data() + i * n, ancestors + node * n, n);
+        inputs.read(tokens[node], hidden, x.data() + i * hidden);
+      }
     }
+    if (inputs.join) {
+      x = inputs.normed(*inputs.join, inputs.join_norm, std::move(x), hidden, eps, drafting.threads);
+      for (int64_t i = 0; i < all; i++) {
+        const int64_t b = i / f, node = b * n + frontier[i];
+        const float* offset = inputs.follow && depths[node] ? offsets.data() + (parents[node] * batch + b) * hidden : inputs.offsets + b * hidden;
+        for (int64_t d = 0; d < hidden; d++) x[i * hidden + d] += offset[d];
+      }
+    }
+    const Nodes nodes = {batch, all, rows.data(), positions.data(), slots.data(), drafting.kind};
+    blocks(drafting.model, &nodes, x.data(), 0, drafting.model->blocks, nullptr, 0, nullptr, states.data(), drafting.round_inputs, drafting.threads);
+    linear_top(drafting.head, states.data(), all, k, values, places, drafting.round_head, drafting.threads);
+    if (inputs.follow) {
+      const std::vector<float> added = inputs.normed(*inputs.follow, inputs.follow_norm, std::move(states), hidden, eps, drafting.threads);
+      offsets.resize(n * batch * hidden);
+      for (int64_t i = 0; i < all; i++) std::memcpy(offsets.data() + (frontier[i] * batch + i / f) * hidden, added.data() + i * hidden, hidden * sizeof(float));
+    }
+    return 0;
   }
-  if (inputs->join) inputs->join_all(x, batch, f, hidden, model->eps, threads);
-  const Nodes nodes = {batch, all, rows.data(), positions.data(), slots.data(), kind};
-  blocks(model, &nodes, x.data(), 0, model->blocks, nullptr, 0, nullptr, states.data(), round_inputs, threads);
-  linear_top(head, states.data(), all, k, values, places, round_head, threads);
-  return 0;
+};
+
+// One drafting step, of a drafter whose nodes do not follow their parents' states; as `Steps::top`.
+EXPORT int64_t draft_top(const Drafting* drafting, int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, int64_t k, float* values, int64_t* places) {
+  return Steps{*drafting, batch}.top(n, f, tokens, nullptr, depths, ancestors, frontier, k, values, places);
 }
 
 // What growing trees returns in place of a number of nodes: a token is not in the vocabulary; a node would be verified without
@@ -130,24 +165,16 @@ EXPORT int64_t draft_top(const Model* model, const Linear* head, const Inputs* i
 constexpr int64_t OUTSIDE = -1, ORPHANS = -2, LARGE = -3, FULL = -4;
 constexpr int64_t LARGEST = 4096;
 
-// A drafter with the sequences that it drafts for, as `draft_top` takes them, and the target's ids of its vocabulary.
-struct Drafting {
-  const Model* model;
-  const Linear* head;
-  const Inputs* inputs;
-  const int64_t *to_target, *caches;
-  int64_t kind, round_inputs, round_head, threads;
-
-  // The k most probable tokens after some nodes of trees of n.
-  int64_t top(int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, int64_t k, float* values, int64_t* places) const {
-    for (int64_t b = 0; b < batch; b++) if (caches[4 * b] + n > caches[4 * b + 3]) return FULL - n;
-    return draft_top(model, head, inputs, batch, n, f, tokens, depths, ancestors, frontier, caches, kind, k, values, places, round_inputs, round_head, threads) ? OUTSIDE : 0;
-  }
-};
+// Steps of growth: as `Steps::top`, but for what it returns.
+static int64_t growing_top(Steps& steps, int64_t n, int64_t f, const int64_t* tokens, const int64_t* parents, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, int64_t k, float* values, int64_t* places) {
+  const int64_t* caches = steps.drafting.caches;
+  for (int64_t b = 0; b < steps.batch; b++) if (caches[4 * b] + n > caches[4 * b + 3]) return FULL - n;
+  return steps.top(n, f, tokens, parents, depths, ancestors, frontier, k, values, places) ? OUTSIDE : 0;
+}
 
 // Trees that grow layer by layer, of n nodes in each row; fields are as `append_layer` and `take_nodes` have them.
 struct Growing {
-  const Drafting& drafting;
+  Steps steps;
   const int64_t batch, width;  // children of a node
   int64_t n = 1, layer = 0;    // the first node of the deepest layer
   std::vector<int64_t> fields, new_fields, above, tokens, places;
@@ -155,7 +182,7 @@ struct Growing {
   std::vector<uint8_t> ancestors, new_ancestors;
 
   Growing(const Drafting& drafting, int64_t batch, const int64_t* root, int64_t width)
-      : drafting(drafting), batch(batch), width(width), fields(3 * batch), scores(3 * batch), ancestors(batch, 1) {
+      : steps{drafting, batch}, batch(batch), width(width), fields(3 * batch), scores(3 * batch), ancestors(batch, 1) {
     for (int64_t b = 0; b < batch; b++) fields[b] = root[b], fields[batch + b] = -1;
   }
 
@@ -166,8 +193,8 @@ struct Growing {
     const int64_t w = n + f * width, plane = batch * n;
     if (w > LARGEST) return LARGE;
     above.resize(batch * f * width), tokens.resize(above.size()), places.resize(above.size()), values.resize(above.size());
-    if (int64_t failed = drafting.top(batch, n, f, fields.data(), fields.data() + 2 * plane, ancestors.data(), frontier.data(), width, values.data(), places.data())) return failed;
-    for (size_t i = 0; i < above.size(); i++) above[i] = frontier[i / width], tokens[i] = drafting.to_target[places[i]];
+    if (int64_t failed = growing_top(steps, n, f, fields.data(), fields.data() + plane, fields.data() + 2 * plane, ancestors.data(), frontier.data(), width, values.data(), places.data())) return failed;
+    for (size_t i = 0; i < above.size(); i++) above[i] = frontier[i / width], tokens[i] = steps.drafting.to_target[places[i]];
     new_fields.resize(3 * batch * w), new_scores.resize(3 * batch * w), new_ancestors.resize(batch * w * w);
     append_layer(batch, n, f * width, fields.data(), fields.data() + plane, fields.data() + 2 * plane, scores.data(), scores.data() + plane, scores.data() + 2 * plane, ancestors.data(), above.data(), tokens.data(), values.data(), nullptr, new_fields.data(), new_scores.data(), new_ancestors.data());
     fields.swap(new_fields), scores.swap(new_scores), ancestors.swap(new_ancestors);
@@ -237,31 +264,44 @@ EXPORT int64_t grow_best(const Drafting* drafting, int64_t batch, const int64_t*
   return trees.take(best, rank(0, total + 1, kept), room, whole, numbers, seen);
 }
 
-// Grows trees from root tokens [batch] as `SampledTreePolicy` does without a threshold: each node of layer d has
-// branching[d] children, drawn by the numbers [batch] without replacement from its k most probable tokens at a temperature.
-// depths [n] and ancestors [n][n] are those of the n nodes. Writes tokens and log-probabilities [batch][n], and of the k
-// tokens after nodes with children their probabilities and ids [batch][n][k]. Returns 0 or one of the numbers above.
-EXPORT int64_t grow_drawn(const Drafting* drafting, int64_t batch, const int64_t* root, const int64_t* branching, int64_t layers, int64_t k, double temperature, const uint64_t* numbers, int64_t n, const int64_t* depths, const uint8_t* ancestors, int64_t* tokens, float* log_probs, float* probs, int64_t* ids) {
-  std::vector<int64_t> some_tokens, some_depths, frontier, places, order(k);
+// Grows trees from root tokens [batch] as `SampledTreePolicy` does: each node of layer d has branching[d] children, drawn by
+// the numbers [batch] without replacement from its k most probable tokens at a temperature; with a threshold above 0 only
+// nodes whose joint probability reaches it. depths [n] and ancestors [n][n] are those of all n nodes. Writes tokens and
+// log-probabilities [batch][n], which nodes there are, and of the k tokens after nodes with children their probabilities and
+// ids [batch][n][k]; other places stay as they were. Returns 0 or one of the numbers above.
+EXPORT int64_t grow_drawn(const Drafting* drafting, int64_t batch, const int64_t* root, const int64_t* branching, int64_t layers, int64_t k, double temperature, double threshold, const uint64_t* numbers, int64_t n, const int64_t* depths, const uint8_t* ancestors, int64_t* tokens, float* log_probs, uint8_t* kept, float* probs, int64_t* ids) {
+  Steps steps{*drafting, batch};
+  std::vector<int64_t> parents(n, -1), some_tokens, some_parents, some_depths, frontier, places, order(k);
+  std::vector<std::vector<int64_t>> expanded(batch);  // of a layer
   std::vector<uint8_t> seen;
-  std::vector<float> values;
+  std::vector<float> values, joint(batch * n);
   std::vector<double> scores(k);
-  for (int64_t b = 0; b < batch; b++) tokens[b * n] = root[b], log_probs[b * n] = 0;
+  for (int64_t b = 0; b < batch; b++) tokens[b * n] = root[b], log_probs[b * n] = 0, kept[b * n] = 1;
   int64_t begin = 0, end = 1;  // of the layer that is expanded
   for (int64_t d = 0; d < layers; d++) {
-    const int64_t f = end - begin, count = branching[d];
-    some_tokens.clear(), some_depths.clear(), seen.clear(), frontier.clear();
+    const int64_t count = branching[d];
+    int64_t f = 0;
+    for (int64_t b = 0; b < batch; b++) {
+      expanded[b].clear();
+      for (int64_t i = begin; i < end; i++)
+        if (kept[b * n + i] && (threshold <= 0 || std::exp(joint[b * n + i]) >= float(threshold))) expanded[b].push_back(i);
+      f = std::max<int64_t>(f, expanded[b].size());
+    }
+    if (!f) break;
+    some_tokens.clear(), some_parents.clear(), some_depths.clear(), seen.clear(), frontier.clear();
     for (int64_t b = 0; b < batch; b++) {
       some_tokens.insert(some_tokens.end(), tokens + b * n, tokens + b * n + end);
+      some_parents.insert(some_parents.end(), parents.begin(), parents.begin() + end);
       some_depths.insert(some_depths.end(), depths, depths + end);
       for (int64_t i = 0; i < end; i++) seen.insert(seen.end(), ancestors + i * n, ancestors + i * n + end);
-      for (int64_t i = begin; i < end; i++) frontier.push_back(i);
+      frontier.insert(frontier.end(), expanded[b].begin(), expanded[b].end());
+      frontier.resize((b + 1) * f, 0);  // the root, once more
     }
     values.resize(batch * f * k), places.resize(values.size());
-    if (int64_t failed = drafting->top(batch, end, f, some_tokens.data(), some_depths.data(), seen.data(), frontier.data(), k, values.data(), places.data())) return failed;
+    if (int64_t failed = growing_top(steps, end, f, some_tokens.data(), some_parents.data(), some_depths.data(), seen.data(), frontier.data(), k, values.data(), places.data())) return failed;
     for (int64_t b = 0; b < batch; b++)
-      for (int64_t i = 0; i < f; i++) {
-        const int64_t node = b * n + begin + i, at = (b * f + i) * k;
+      for (size_t e = 0; e < expanded[b].size(); e++) {
+        const int64_t i = expanded[b][e], node = b * n + i, at = (b * f + e) * k;
         const double most = values[at] / temperature;
         double total = 0;
         for (int64_t j = 0; j < k; j++) total += std::exp(values[at + j] / temperature - most);
@@ -269,18 +309,21 @@ EXPORT int64_t grow_drawn(const Drafting* drafting, int64_t batch, const int64_t
         for (int64_t j = 0; j < k; j++) {  // Gumbel top-k, as `SampledTreePolicy` says
           const double log_q = values[at + j] / temperature - log_total;
           probs[node * k + j] = float(std::exp(log_q)), ids[node * k + j] = drafting->to_target[places[at + j]];
-          scores[j] = log_q - std::log(-std::log1p(-uniform(numbers[b], begin + i, j)));
+          scores[j] = log_q - std::log(-std::log1p(-uniform(numbers[b], i, j)));
           if (probs[node * k + j] < FLT_MIN) probs[node * k + j] = 0;  // denormal numbers are too coarse
           if (!(probs[node * k + j] > 0)) scores[j] = -INFINITY;
         }
         std::iota(order.begin(), order.end(), 0);
         std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int64_t a, int64_t c) { return scores[a] > scores[c] || (scores[a] == scores[c] && a < c); });
         for (int64_t j = 0; j < count; j++) {
-          const int64_t child = b * n + end + i * count + j;
+          const int64_t child = b * n + end + (i - begin) * count + j;
           tokens[child] = ids[node * k + order[j]], log_probs[child] = values[at + order[j]];
+          joint[child] = joint[node] + log_probs[child], kept[child] = 1;
         }
       }
-    begin = end, end += f * count;
+    const int64_t children = (end - begin) * count;
+    for (int64_t i = 0; i < children; i++) parents[end + i] = begin + i / count;
+    begin = end, end += children;
   }
   return 0;
 }

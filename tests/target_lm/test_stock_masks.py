@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from drafttrain.target_lm.masks import allowed_slots, attention_mask, causal
+from drafttrain.target_lm.masks import causal
+from drafttrain.target_lm.stock_masks import allowed_slots, attention_mask
 from tests.target_lm.test_cache import LENGTHS, ragged_trees
 
 
