@@ -253,9 +253,11 @@ class LayeredDrafter(DraftModel):
         return cos, sin
 
     def native_inputs(self, state: KvCache) -> tuple[Any, ...] | None:
-        """Return the arguments of `kernels.drafting.Inputs` that say what `draft_inputs` does, or None."""
-        own = type(self).draft_inputs is not LayeredDrafter.draft_inputs
-        return None if own else (self.embed_tokens.weight,)
+        """Return the arguments of `kernels.drafting.Inputs` that say what `draft_inputs` does; None where
+        there are none, or where `keep_outputs` has to be called."""
+        own = type(self).draft_inputs, type(self).keep_outputs
+        alone = own == (LayeredDrafter.draft_inputs, LayeredDrafter.keep_outputs)
+        return (self.embed_tokens.weight,) if alone else None
 
     @property
     def states_dtype(self) -> torch.dtype:
@@ -332,8 +334,8 @@ class LayeredDrafter(DraftModel):
         if self.native is None:
             return super().top(state, tree, frontier, k)
         k = min(k, self.draft_vocab_size)
-        inputs, keeps = self.native_inputs(state), type(self).keep_outputs is not LayeredDrafter.keep_outputs
-        if inputs is None or keeps:  # outputs are kept in torch's tensors
+        keeps = type(self).keep_outputs is not LayeredDrafter.keep_outputs  # in torch's tensors
+        if keeps or (inputs := self.native_inputs(state)) is None:
             return self.lm_head.top_log_probs(self._read_frontier(state, tree, frontier), k)
         from drafttrain.kernels.drafting import Inputs
         from drafttrain.kernels.step import draft_top

@@ -15,7 +15,7 @@ class Drafter(Protocol):
         draft_vocab_size: tokens that it can draft, D.
         max_depth: depth of the deepest node that it can draft, if it is limited; else absent or None.
         grow_natively: `grow_natively(grow, state, ...)` returns what `grow` of `kernels/growth.py` grows, or
-            None where that cannot be; absent in most. After it comes `update`: the tree is not drafted on.
+            None where that cannot be; may be absent. After it comes `update`: the tree is not drafted on.
     """
 
     draft_vocab_size: int

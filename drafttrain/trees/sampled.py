@@ -120,6 +120,9 @@ class SampledTreePolicy(TreePolicy):
             parts = shape.depths, shape.ancestors, size, self.temperature, self.threshold, seeds
             grown = native(grow_drawn, state, root, k_config, *parts)
             if grown is not None:
+                if self.threshold:  # which may leave out whole layers
+                    end = int(grown[2].any(0).nonzero()[-1]) + 1
+                    grown = [part[:, :end] for part in grown]
                 drawn, log_probs, kept, *drawn_from = grown
                 tree = shape.tree(drawn, log_probs, DrawnFrom(*drawn_from))
                 return tree.select(kept) if self.threshold else tree

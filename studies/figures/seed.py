@@ -30,7 +30,6 @@ from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
     TASK_FILES,
-    TUNING_FILES,
     Grown,
     Method,
     collect,
@@ -42,6 +41,7 @@ from studies.seed.methods import (
 from studies.seed.pairs import Pair, load_pair
 from studies.weights import tensors_by_address, weights_by_address
 
+TUNING = {"gsm8k": "data/tuning_gsm8k.jsonl"}
 TUNING_PROBLEMS = {"A": 1, "B": 2}  # trees of thoughts that each choice of drafts grows
 PROMPTS = "data/tuning_prompts.jsonl"
 SAMPLES, MISMATCH_PROMPTS = 3, 6
@@ -112,8 +112,8 @@ def tune(
         for method, trees in choices.items()
         for tree in trees
     }
-    tasks = dict.fromkeys(TUNING_FILES, TUNING_PROBLEMS[pair.name])
-    found = collect(pair, lambda task: list(candidates.values()), tasks, 1, raw, resume, files=TUNING_FILES)
+    tasks = dict.fromkeys(TUNING, TUNING_PROBLEMS[pair.name])
+    found = collect(pair, lambda task: list(candidates.values()), tasks, 1, raw, resume, files=TUNING)
     return {
         method: {tree: 1 / seconds_per_token(of(found, f"{method}, {tree}")) for tree in trees}
         for method, trees in choices.items()
@@ -190,8 +190,7 @@ def paced_speeds(run: Run) -> Measured:
     raw = run.folder("seed_paced") / "trees.jsonl"
     found, late = paced.measure(load_pair("B"), problems, repeats, raw, run.resume)
     size = {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats}
-    own = {"trees": paced.OWN_TREES} | ratio(found, paced.OWN_SERIAL_SD, paced.OWN_SEED)
-    notes = {"late": late, "trees": paced.TREES, "own_drafts": own, "size": size}
+    notes = {"late": late, "trees": paced.TREES, "size": size}
     bases = {"paced_vs_serial_ar": SERIAL_AR, "paced_vs_serial_sd": paced.SERIAL_SD}
     return {
         figure: compare(GOALS[figure], found, base, paced.SEED, paced.TREES) | notes

@@ -30,7 +30,6 @@ TASK_FILES = {
     "gsm8k": "data/eval/gsm8k_test.jsonl.gz",
     "blocksworld": "data/eval/blocksworld_step_6.jsonl.gz",
 }
-TUNING_FILES = {"gsm8k": "data/tuning_gsm8k.jsonl"}  # of problems to choose drafts by
 SERIAL_AR, BATCHED_AR = "serial AR", "batched AR"
 GENERATOR, EVALUATOR = "generator", "evaluator"
 SEQUENCES = 3  # thoughts of a state

@@ -2,19 +2,13 @@
 
     python -m studies.seed.paced --limit 1
     python -m studies.seed.paced --together
-    python -m studies.seed.paced --tune
 
 The real tokens are computed beside it. A forward of the target takes 40 ms for up to 32 tokens, a step of the
-drafter 4 ms for up to 8 sequences, each on a device of its own. Serial AR, serial MCSD, and SEED with
-verifier `one` for three sequences, whose drafts overlap with verifying, grow the same trees of thoughts in
-turn: MCSD and SEED with the same drafts, and each with its own.
+drafter 4 ms for up to 8 sequences, each on a device of its own. Three methods grow the same trees in turn:
+serial AR, serial MCSD, and SEED with verifier `one` for three sequences, whose drafts overlap with verifying.
 
 A tree leaves one sequence alone for a good part of its time, with which nothing can overlap. So --together
 lets SEED grow all trees of a task at the same time, still three sequences, beside one tree after the other.
-
---tune chooses each one's own drafts by the declared times and by accept_len, which is not timed, on whole
-trees of thoughts for problems of GSM8K's training split: a step of serial MCSD takes a forward of the target
-and all of its drafting, one of SEED a forward alone.
 """
 
 import json
@@ -34,18 +28,16 @@ from drafttrain.reasoning.branches import Branch, Pace
 from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.reason import Growth, grow_all
 from drafttrain.reasoning.tasks import TASKS
-from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.provenance import git_commit
 from drafttrain.utils.writing import write_json
 from studies import arguments
-from studies.seed.comparison import of, ratio, total
+from studies.seed.comparison import ratio
 from studies.seed.methods import (
     SERIAL_AR,
     TASK_FILES,
-    TUNING_FILES,
     Grown,
     Method,
     collect,
@@ -56,23 +48,13 @@ from studies.seed.methods import (
 )
 from studies.seed.pairs import DEFAULTS, Pair, load_pair
 
-THREADS = [2, 1]  # the target's forward on both cores; drafting needs little of one
-SERIAL_SD, SEED, TOGETHER = "serial MCSD", "SEED", "SEED, trees together"
-OWN_SERIAL_SD, OWN_SEED = "serial MCSD, own drafts", "SEED, own drafts"
-TARGET_SECONDS, TARGET_TOKENS = 0.040, 32
-STEP_SECONDS, STEP_SEQUENCES = 0.004, 8
-TUNING_PROBLEMS = 3
-CANDIDATES = [
-    *(drawn(*[1] * depth) for depth in (3, 4, 5, 6, 8)),
-    *(drawn(2, *[1] * depth) for depth in (2, 3, 4, 5, 7)),
-    *(drawn(*k_config) for k_config in ((2, 2, 1), (2, 2, 1, 1), (2, 2, 1, 1, 1), (2, 2, 1, 1, 1, 1))),
-    *(drawn(*k_config) for k_config in ((3, 2, 1), (3, 2, 1, 1), (3, 1, 1, 1, 1, 1), (3, 2, 1, 1, 1))),
-    *(drawn(*k_config) for k_config in ((4, 2, 1), (4, 2, 1, 1), (4, 1, 1, 1, 1, 1))),
-]
 # The fastest by accept_len on tuning prompts and the declared times, among those whose forwards two cores
 # compute in the declared time: after the long prompts of Blocksworld not the 29 tokens of the larger one.
 TREES = {"writing": drawn(4, 2, 1, 1), "gsm8k": drawn(4, 2, 1, 1), "blocksworld": drawn(2, 2, 1)}
-OWN_TREES = {OWN_SERIAL_SD: drawn(4, 2, 1, 1), OWN_SEED: drawn(4, 2, 1, 1)}  # what --tune chose
+THREADS = [2, 1]  # the target's forward on both cores; drafting needs little of one
+SERIAL_SD, SEED, TOGETHER = "serial MCSD", "SEED", "SEED, trees together"
+TARGET_SECONDS, TARGET_TOKENS = 0.040, 32
+STEP_SECONDS, STEP_SEQUENCES = 0.004, 8
 
 
 @dataclass
@@ -119,8 +101,8 @@ def measure(
     work whose computation alone took longer than declared (None: a resumed run had nothing left to do)."""
 
     def methods(task: str) -> list[Method]:
-        same = (drafting(name, TREES[task]) for name in (SERIAL_SD, SEED))
-        return [serial(SERIAL_AR, None), *same, *(drafting(*own) for own in OWN_TREES.items())]
+        tree = TREES[task]
+        return [serial(SERIAL_AR, None), serial(SERIAL_SD, tree, short=0), seed_method(tree)]
 
     paces: list[Paced] = []
 
@@ -142,7 +124,9 @@ def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[st
     before = read_json(raw) if resume and raw.exists() else {"rows": {}} | setting
     if other := [key for key in setting if before.get(key) != setting[key]]:
         key = other[0]
-        raise UserError(f"{raw}: {key}: must be {before.get(key)}, got {setting[key]}; leave out --resume")
+        raise UserError(
+            f"{raw}: {key}: must be {before.get(key, 'recorded')}, got {setting[key]}; leave out --resume"
+        )
     found: dict[str, dict[str, dict]] = before["rows"]
     ways = {SERIAL_SD: 1, SEED: 1, TOGETHER: limit}
     for name, tree in TREES.items():
@@ -152,7 +136,8 @@ def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[st
             if way in row:
                 continue
             pace, traces = Paced(), []
-            decoder = drafting(way, tree).decoder(pair, pace)
+            method = serial(way, tree, short=0) if way == SERIAL_SD else seed_method(tree)
+            decoder = method.decoder(pair, pace)
             trees = (Growth(task, one, SearchConfig(seed=0), None) for one in problems)
             began = time.perf_counter()
             with declared_devices():
@@ -177,35 +162,13 @@ def declared_devices() -> Iterator[None]:
         yield
 
 
-def drafting(name: str, tree: str) -> Method:
-    """Return serial MCSD or SEED; a drafter with a device of its own drafts for short answers, too."""
-    if name in (SERIAL_SD, OWN_SERIAL_SD):
-        return serial(name, tree, short=0)
-    return scheduled(name, tree, "one", overlap=True, threads=THREADS, short=0)
-
-
-def tune(
-    pair: Pair, candidates: Sequence[str], raw: Path, resume: bool = False
-) -> dict[str, dict[str, float]]:
-    """Return by method the declared seconds per token of each tree of drafts, without prompts."""
-    methods = [scheduled(tree, tree, "batched", short=0) for tree in candidates]
-    tasks = dict.fromkeys(TUNING_FILES, TUNING_PROBLEMS)
-    found = collect(pair, lambda task: methods, tasks, 1, raw, resume, files=TUNING_FILES)
-    seconds: dict[str, dict[str, float]] = {OWN_SERIAL_SD: {}, OWN_SEED: {}}
-    for tree in candidates:
-        accept_len, steps = total(of(found, tree)).accept_len, parse_policy(tree).max_depth
-        seconds[OWN_SERIAL_SD][tree] = (TARGET_SECONDS + steps * STEP_SECONDS) / accept_len
-        seconds[OWN_SEED][tree] = TARGET_SECONDS / accept_len
-    return seconds
+def seed_method(tree: str) -> Method:
+    """Return SEED with this tree; a drafter with a device of its own drafts for short answers, too."""
+    return scheduled(SEED, tree, "one", overlap=True, threads=THREADS, short=0)
 
 
 def study(args: Namespace) -> None:
     pair = load_pair("B", args.target, args.bundle, args.dtype)
-    if args.tune:
-        seconds = tune(pair, CANDIDATES, args.out / "tuning_paced.jsonl", args.resume)
-        write_json(args.out / "tuning_paced.json", seconds)
-        print(json.dumps({method: min(found, key=found.get) for method, found in seconds.items()}))
-        return
     if args.together:
         rows = together(pair, args.limit or 3, args.out / "paced_together.json", args.resume)
         for method in (SEED, TOGETHER):
@@ -217,14 +180,13 @@ def study(args: Namespace) -> None:
             print(f"{method} / {SERIAL_SD}: {statistics.fmean(by_task.values()):.3f} ({said})")
         return
     found, late = measure(pair, args.limit or 1, 1, args.out / "paced.jsonl", args.resume)
-    pairs = ((SERIAL_AR, SEED), (SERIAL_SD, SEED), (OWN_SERIAL_SD, OWN_SEED))
-    ratios = {base: ratio(found, base, method) for base, method in pairs}
-    write_json(args.out / "paced.json", {"ratios": ratios, "late": late, "trees": TREES, "own": OWN_TREES})
+    ratios = {base: ratio(found, base, SEED) for base in (SERIAL_AR, SERIAL_SD)}
+    write_json(args.out / "paced.json", {"ratios": ratios, "late": late, "trees": TREES})
     print(json.dumps({base: one["value"] for base, one in ratios.items()} | {"late": late}))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    names = ("bundle", "target", "dtype", "limit", "resume", "together", "tune")
+    names = ("bundle", "target", "dtype", "limit", "resume", "together")
     return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", **DEFAULTS)
 
 

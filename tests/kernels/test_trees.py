@@ -10,6 +10,7 @@ import torch
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.layered import LayeredDrafter
 from drafttrain.drafters.new import new_drafter
+from drafttrain.drafters.vdm import VdmModel
 from drafttrain.kernels import trees
 from drafttrain.kernels.drafting import Inputs
 from drafttrain.kernels.growth import grow_timed
@@ -158,10 +159,15 @@ def tolerance(drafter: LayeredDrafter) -> float:
     return 1e-5 if getattr(drafter.config, "input_norms", False) else 0
 
 
+@pytest.mark.parametrize(
+    "drafter",
+    [f"{dtype}-{kind}" for dtype in ("float32", "bfloat16") for kind in ("edd", "anchor")],
+    indirect=True,
+)
 @pytest.mark.parametrize("kind", ["one cache", "joined caches"])
 def test_a_drafting_step_is_that_of_the_layers_and_the_head(drafter, kind):
     """Over trees of several layers and sequences of several lengths; bit by bit, but for anchors, as torch's
-    norm has other last bits. (EAGLE's step is that of the layers and the head.)"""
+    norm has other last bits."""
 
     def grown(top) -> TokenTree:
         tree, own = TokenTree.root_only(torch.tensor([3, 8, 5])), new_state(drafter, kind)
@@ -286,6 +292,14 @@ def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch
     assert native(drafter, grow_timed, new_state(drafter, "one row"), root, large._timing, 1e-6) is None
     monkeypatch.setattr(drafter, "native", None)
     assert native(drafter, None, None) is None
+
+
+def test_drafters_that_keep_outputs_in_torch_do_not_grow_natively():
+    class Keeping(VdmModel):
+        def keep_outputs(self, *given):
+            pass
+
+    assert LayeredDrafter.native_inputs(Keeping.__new__(Keeping), None) is None
 
 
 def test_children_are_as_many_as_there_are_tokens_at_most(drafter):

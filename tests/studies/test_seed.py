@@ -228,16 +228,11 @@ def test_batches_in_lockstep_wait_for_the_slowest_call(pair, monkeypatch):
 def test_paced_figures_have_intervals_and_what_speed_depends_on(figures, monkeypatch):
     found = [drafted(SERIAL_AR, 16.0, 1000, 990, 0.0), drafted(paced.SEED, 10.0, 1000, 600, 0.5)]
     found.append(drafted(paced.SERIAL_SD, 12.0, 1000, 600, 0.5))
-    found += [
-        drafted(paced.OWN_SERIAL_SD, 11.0, 1000, 700, 0.4),
-        drafted(paced.OWN_SEED, 8.0, 1000, 500, 0.5),
-    ]
     monkeypatch.setattr(paced, "measure", lambda *names: (found, 0.01))
     rows = figures.paced_speeds(goals.Run("seed", quick=True))
     assert rows["paced_vs_serial_ar"]["value"] == pytest.approx(1.6)
     assert rows["paced_vs_serial_ar"]["alpha_needed"] < 0.5 < rows["paced_vs_serial_sd"]["alpha_needed"]
     assert rows["paced_vs_serial_sd"]["interval"] == pytest.approx([1.2, 1.2])
-    assert rows["paced_vs_serial_sd"]["own_drafts"]["value"] == pytest.approx(1.375)
 
 
 def test_few_problems_do_not_decide_about_accuracy(figures, monkeypatch):
@@ -348,18 +343,6 @@ def test_trees_that_grow_together_have_the_same_tokens(pair, tmp_path, monkeypat
     assert rows["gsm8k"].keys() == {paced.SERIAL_SD, paced.SEED, paced.TOGETHER}
     assert all(row["seconds_per_token"] > 0 and row["encoded"] > 0 for row in rows["gsm8k"].values())
     assert paced.together(pair, 2, tmp_path / "rows.json", True) == rows and len(counts) == 6  # all is there
-
-
-def test_paced_drafts_are_chosen_by_the_declared_times(pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(methods, "SearchConfig", partial(SearchConfig, steps=1, max_new_tokens=3))
-    monkeypatch.setattr(paced, "TUNING_PROBLEMS", 1)
-    trees = [methods.drawn(1), methods.drawn(1, 1)]
-    found = paced.tune(pair, trees, tmp_path / "trees.jsonl")
-    grown = [methods.Grown.read(line) for line in (tmp_path / "trees.jsonl").read_text().splitlines()]
-    for steps, tree in enumerate(trees, 1):
-        [accept_len] = [one.accept_len for one in grown if one.method == tree]
-        assert found[paced.OWN_SEED][tree] == pytest.approx(0.040 / accept_len)
-        assert found[paced.OWN_SERIAL_SD][tree] == pytest.approx((0.040 + 0.004 * steps) / accept_len)
 
 
 def test_what_drafting_and_verifying_cost_is_measured_in_three_ways(pair, monkeypatch):

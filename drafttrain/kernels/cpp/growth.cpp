@@ -112,7 +112,8 @@ struct Drafting {
 struct Steps {
   const Drafting& drafting;
   const int64_t batch;
-  std::vector<float> offsets;  // of the children of each node, [n][batch][hidden], with `follow`
+  std::vector<float> states, offsets;  // with `follow`: of the last frontier [batch * f][hidden]; of nodes' children [n][batch][hidden]
+  std::vector<int64_t> last;
 
   // Drafts: linear_top of the drafter's states at the nodes frontier [batch][f] of trees [batch][n]. Their keys and values go
   // into slots after the verified ones. Returns 0, or 1 without doing anything if a token is not in the vocabulary.
@@ -122,7 +123,7 @@ struct Steps {
     const float eps = drafting.model->eps;
     std::vector<int64_t> positions(all), slots(all);
     std::vector<uint8_t> seen(all * n);
-    std::vector<float> x(all * hidden), states(x.size());
+    std::vector<float> x(all * hidden);
     std::vector<Row> rows;
     for (int64_t b = 0; b < batch; b++) {
       const int64_t *cache = drafting.caches + 4 * b, length = cache[0];
@@ -135,6 +136,12 @@ struct Steps {
         inputs.read(tokens[node], hidden, x.data() + i * hidden);
       }
     }
+    if (inputs.follow && !last.empty()) {  // not before it is known that nodes of the last frontier have children
+      const std::vector<float> added = inputs.normed(*inputs.follow, inputs.follow_norm, std::move(states), hidden, eps, drafting.threads);
+      const int64_t parents_of_row = last.size() / batch;
+      offsets.resize(n * batch * hidden);
+      for (size_t i = 0; i < last.size(); i++) std::memcpy(offsets.data() + (last[i] * batch + i / parents_of_row) * hidden, added.data() + i * hidden, hidden * sizeof(float));
+    }
     if (inputs.join) {
       x = inputs.normed(*inputs.join, inputs.join_norm, std::move(x), hidden, eps, drafting.threads);
       for (int64_t i = 0; i < all; i++) {
@@ -143,14 +150,11 @@ struct Steps {
         for (int64_t d = 0; d < hidden; d++) x[i * hidden + d] += offset[d];
       }
     }
+    states.resize(all * hidden);
     const Nodes nodes = {batch, all, rows.data(), positions.data(), slots.data(), drafting.kind};
     blocks(drafting.model, &nodes, x.data(), 0, drafting.model->blocks, nullptr, 0, nullptr, states.data(), drafting.round_inputs, drafting.threads);
     linear_top(drafting.head, states.data(), all, k, values, places, drafting.round_head, drafting.threads);
-    if (inputs.follow) {
-      const std::vector<float> added = inputs.normed(*inputs.follow, inputs.follow_norm, std::move(states), hidden, eps, drafting.threads);
-      offsets.resize(n * batch * hidden);
-      for (int64_t i = 0; i < all; i++) std::memcpy(offsets.data() + (frontier[i] * batch + i / f) * hidden, added.data() + i * hidden, hidden * sizeof(float));
-    }
+    last.assign(frontier, frontier + all);
     return 0;
   }
 };
