@@ -3,7 +3,7 @@
 Speeds are ratios of seconds per new token on whole trees, prompts included, every method growing the trees of
 the same problems in turn. The drafts of each method are chosen before a problem is read, by whole trees of
 thoughts for problems of GSM8K's training split. Pair B is SmolLM2 with the committed EDD drafter; pair
-A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 130,
+A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 135,
 pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` more than 7,
 `accuracy_difference` some hours (`--resume` goes on with an ended run).
 """
@@ -59,7 +59,8 @@ CHOICES = {
     BATCHED_SD: CHAINS + TREES,
     BATCHED_SEED: CHAINS + TREES,
 }
-MAKERS: dict[str, Callable[[str, str], Method]] = {
+SHORTS = (SchedulerConfig.short, 0)  # whether short answers, such as scores, get drafts is chosen, too
+MAKERS: dict[str, Callable[..., Method]] = {
     SERIAL_SD: serial,
     SERIAL_MCSD: serial,
     SEED: partial(scheduled, verifier="one"),
@@ -103,21 +104,49 @@ def sampled_requests(pair: Pair, new_tokens: int, prompts: int) -> list[Request]
 
 
 def tune(
-    pair: Pair, choices: Mapping[str, Sequence[str]], raw: Path, resume: bool
+    pair: Pair, variants: Mapping[str, Mapping[str, Method]], raw: Path, resume: bool
 ) -> dict[str, dict[str, float]]:
-    """Return by method the tokens per second of each of its choices on whole trees of thoughts, which all
-    grow in turn: this machine may be slow for a while, and sequences are alone in a part of each tree."""
-    candidates = {
-        f"{method}, {tree}": MAKERS[method](f"{method}, {tree}", tree)
-        for method, trees in choices.items()
-        for tree in trees
-    }
+    """Return by method the tokens per second of each of its variants on whole trees of thoughts, which all
+    grow in turn: this machine may be slow for a while, and sequences are alone in a part of each tree. They
+    are kept beside the trees, and `resume` takes them from there: others would mix trees of different drafts.
+    """
+    kept = raw.with_suffix(".json")
+    if resume and kept.exists():
+        return read_json(kept)
+    candidates = [
+        replace(one, name=f"{method}, {label}")
+        for method, own in variants.items()
+        for label, one in own.items()
+    ]
     tasks = dict.fromkeys(TUNING, TUNING_PROBLEMS[pair.name])
-    found = collect(pair, lambda task: list(candidates.values()), tasks, 1, raw, resume, files=TUNING)
-    return {
-        method: {tree: 1 / seconds_per_token(of(found, f"{method}, {tree}")) for tree in trees}
-        for method, trees in choices.items()
+    found = collect(pair, lambda task: candidates, tasks, 1, raw, resume, files=TUNING)
+    rates = {
+        method: {label: 1 / seconds_per_token(of(found, f"{method}, {label}")) for label in own}
+        for method, own in variants.items()
     }
+    write_json(kept, rates)
+    return rates
+
+
+def choose(
+    pair: Pair, choices: Mapping[str, Sequence[str]], folder: Path, resume: bool
+) -> tuple[dict[str, Method], dict[str, float]]:
+    """Return each method with the drafts that make it the fastest, and then with or without drafts for short
+    answers, and its tokens per second with those drafts.
+
+    Args:
+        choices: names of trees of drafts by method.
+    """
+    made = {name: {tree: MAKERS[name](name, tree) for tree in trees} for name, trees in choices.items()}
+    rates = tune(pair, made, folder / "tuning.jsonl", resume)
+    trees = {name: max(own, key=own.get) for name, own in rates.items()}
+    made = {
+        name: {str(short): MAKERS[name](name, tree, short=short) for short in SHORTS}
+        for name, tree in trees.items()
+    }
+    shorts = tune(pair, made, folder / "tuning_short.jsonl", resume)
+    chosen = {name: made[name][max(own, key=own.get)] for name, own in shorts.items()}
+    return chosen, {name: rates[name][tree] for name, tree in trees.items()}
 
 
 def speeds(run: Run, name: str) -> Measured:
@@ -131,32 +160,27 @@ def speeds(run: Run, name: str) -> Measured:
     pair = load_pair("A", *run.pair) if name == "A" else load_pair("B")
     choices = {method: trees[:2] for method, trees in CHOICES.items()} if run.quick else CHOICES
     folder = run.folder(f"seed_{name}", pair=run.pair if name == "A" else None, choices=choices)
-    tuning = folder / "tuning.json"
-    if run.resume and tuning.exists():  # another choice would mix trees of different drafts
-        rates = read_json(tuning)
-    else:
-        rates = tune(pair, choices, folder / "tuning.jsonl", run.resume)
-        write_json(tuning, rates)
-    tuned = {method: max(found, key=found.get) for method, found in rates.items()}
-    best_serial = max((SERIAL_SD, SERIAL_MCSD), key=lambda method: rates[method][tuned[method]])
+    chosen, rates = choose(pair, choices, folder, run.resume)
+    best_serial = max((SERIAL_SD, SERIAL_MCSD), key=rates.get)
     apart = [replace(serial(NO_PREFIXES, None), prefixes=0)] if name == "B" else []  # of `prefix_gain` alone
     methods = [
         serial(SERIAL_AR, None),
         *apart,
         scheduled(BATCHED_AR, None, "batched"),
-        *(MAKERS[method](method, tree) for method, tree in tuned.items()),
+        *chosen.values(),
     ]
     problems, repeats = run.prompts(1, PROBLEMS[name]), 1 if run.quick or run.limit else 3
     tasks = dict.fromkeys(TASK_FILES, problems)
     found = collect(pair, lambda task: methods, tasks, repeats, folder / "trees.jsonl", run.resume)
     note = {
-        "trees": tuned,
+        "trees": {name: method.tree for name, method in chosen.items()},
+        "short": {name: method.scheduler.short for name, method in chosen.items()},
         "size": {"prompts": tasks, "repeats": repeats},
         "accept_len": {m.name: total(of(found, m.name)).accept_len for m in methods},
     }
 
     def speed(figure: str, base: str, method: str) -> dict:
-        trees = dict.fromkeys(tasks, tuned[method])
+        trees = dict.fromkeys(tasks, chosen[method].tree)
         return compare(GOALS[figure], found, base, method, trees) | note
 
     every = {m.name: ratio(found, SERIAL_AR, m.name) for m in methods[1:]}

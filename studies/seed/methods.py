@@ -65,9 +65,10 @@ def serial(name: str, tree: str | None, short: int = SchedulerConfig.short) -> M
     return Method(name, tree, SchedulerConfig("one", "each", sequences=1, overlap=False, short=short))
 
 
-def lockstep(name: str, tree: str | None) -> Method:
+def lockstep(name: str, tree: str | None, short: int = SchedulerConfig.short) -> Method:
     """Three sequences in a batch: all draft, all are verified, and the next calls wait for the slowest."""
-    return Method(name, tree, SchedulerConfig("batched", "joined", SEQUENCES, overlap=False), rounds=True)
+    scheduler = SchedulerConfig("batched", "joined", SEQUENCES, overlap=False, short=short)
+    return Method(name, tree, scheduler, rounds=True)
 
 
 def scheduled(

@@ -191,16 +191,23 @@ def test_drafts_are_chosen_by_whole_trees_of_training_problems(figures, pair, tm
     def grow(method, decoder, task, problem, repeat, seed):
         grown_for.append(problem.text)
         seconds = 1.0 if method.tree == methods.drawn(1, 1, 1) else 2.0
+        if method.name.startswith(figures.SEED) and not method.scheduler.short:
+            seconds /= 2
         return replace(grown(method.name, seconds), problem=problem.id)
 
     monkeypatch.setattr(methods, "grow", grow)
     monkeypatch.setitem(figures.TUNING_PROBLEMS, "tiny", 2)
-    rates = figures.tune(pair, figures.CHOICES, tmp_path / "tuning.jsonl", False)
-    assert {name: list(found) for name, found in rates.items()} == figures.CHOICES
-    best = {name: max(found, key=found.get) for name, found in rates.items()}
+    chosen, rates = figures.choose(pair, figures.CHOICES, tmp_path, False)
+    assert chosen.keys() == rates.keys() == figures.CHOICES.keys()
     for name in (figures.SERIAL_SD, figures.SEED, figures.BATCHED_SD, figures.BATCHED_SEED):
-        assert best[name] == methods.drawn(1, 1, 1) and rates[name][best[name]] == pytest.approx(100)
-    assert best[figures.SERIAL_MCSD] in figures.TREES
+        assert chosen[name].tree == methods.drawn(1, 1, 1) and rates[name] == pytest.approx(100)
+        assert chosen[name].name == name and bool(chosen[name].scheduler.short) != name.startswith(
+            figures.SEED
+        )
+    assert chosen[figures.SERIAL_MCSD].tree in figures.TREES
+    before = len(grown_for)
+    assert figures.choose(pair, figures.CHOICES, tmp_path, True) == (chosen, rates)
+    assert len(grown_for) == before
     prompts = {one.turns[0] for one in read_prompts(figures.PROMPTS)}  # which no training text has
     assert set(grown_for) <= prompts and len(set(grown_for)) == 2
 
