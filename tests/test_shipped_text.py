@@ -150,7 +150,8 @@ def test_the_shipped_answers_hold_no_evaluation_prompt_and_their_hash_is_the_doc
     files.append(data / "train/answers_3.parquet")
     rows = [row for path in files for row in parquet.read_table(path).to_pylist()]
     assert len(rows) > 10_000 and len({row["id"] for row in rows}) == len(rows)
-    for name in ("qwen2.5-coder-0.5b", "thoughts", "thoughts_2"):  # some prompts are in the first three as well
+    # some of their prompts are in the first three as well
+    for name in ("qwen2.5-coder-0.5b", "thoughts", "thoughts_2"):
         files.append(data / f"train/{name}.parquet")
         rows += parquet.read_table(files[-1]).to_pylist()
     asked = [row["conversations"][0]["value"] for row in rows]
