@@ -1,6 +1,6 @@
 """Drafted decoding with this drafter: the target's own output, in fewer of its forwards.
 
-    model.generate(**inputs, custom_generate="FOLDER", drafter="FOLDER", trust_remote_code=True)
+model.generate(**inputs, custom_generate="FOLDER", drafter="FOLDER", trust_remote_code=True)
 """
 
 from drafttrain import generate_of_repository
