@@ -63,7 +63,7 @@ class EagleModel(LayeredDrafter):
         """Return [B, n, H] of tokens [B, n] and the states before them [B, n, H]."""
         if self.token_fc is not None:
             embedded = self.embed_norm(self.embed_tokens(tokens).float())  # [B, n, H]
-            return (self.token_fc(embedded) + self._offsets(states)).to(self.states_dtype)
+            return (self.token_fc(embedded) + self.fc(self.state_norm(states.float()))).to(self.states_dtype)
         embedded = self.embed_norm(self.embed_tokens(tokens))  # [B, n, H]
         return self.fc(torch.cat((embedded, self.state_norm(states.to(embedded.dtype))), dim=-1))
 
@@ -101,14 +101,10 @@ class EagleModel(LayeredDrafter):
             self.token_fc, self.fc = (NativeLinear(one, narrow=True) for one in halves)
         super().pack()
 
-    def _offsets(self, states: torch.Tensor) -> torch.Tensor:
-        """Return what states [..., H] add to joins, [..., H], of a packed drafter."""
-        return self.fc(self.state_norm(states.float()))
-
     def native_inputs(self, state: KvCache) -> tuple[Any, ...]:
         norms = (getattr(norm, "weight", None) for norm in (self.embed_norm, self.state_norm))
         join, follow = zip((self.token_fc, self.fc), norms)
-        return self.embed_tokens.weight, join, self._offsets(state.carried[LAST]), follow
+        return self.embed_tokens.weight, join, follow, state.carried[LAST], True
 
     @torch.no_grad()
     def update(

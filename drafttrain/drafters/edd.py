@@ -113,7 +113,8 @@ class EddModel(LayeredDrafter):
         embed = self.embed_tokens.weight
         if not self.config.anchor:
             return (embed,)
-        return embed, (self.token_fc, self.embed_norm.weight), self._from_anchors(state)
+        join, follow = (self.token_fc, self.embed_norm.weight), (self.anchor_fc, self.anchor_norm.weight)
+        return embed, join, follow, self._anchors(state)
 
     def draft_inputs(
         self, state: KvCache, tree: TokenTree, frontier: torch.Tensor, tokens: torch.Tensor
@@ -123,11 +124,8 @@ class EddModel(LayeredDrafter):
         if self.token_fc is None:
             return self._join(tokens, self._anchors(state)[:, None].expand(-1, tokens.shape[1], -1))
         embedded = self.embed_norm(self.embed_tokens(tokens).float())  # [B, f, H]
-        return (self.token_fc(embedded) + self._from_anchors(state)[:, None]).to(self.states_dtype)
-
-    def _from_anchors(self, state: KvCache) -> torch.Tensor:
-        """Return what the anchors add to joins, [B, H], of a packed drafter."""
-        return self.anchor_fc(self.anchor_norm(self._anchors(state).float()))
+        anchors = self.anchor_fc(self.anchor_norm(self._anchors(state).float()))  # [B, H]
+        return (self.token_fc(embedded) + anchors[:, None]).to(self.states_dtype)
 
     def _anchors(self, state: KvCache) -> torch.Tensor:
         """Return the state at each row's last verified token, [B, K·H]; 0 before the first."""

@@ -12,38 +12,38 @@ from drafttrain.kernels.team import team_size
 
 
 class Inputs(ctypes.Structure):
-    """The input of a drafter's layers at a token: its embedding, or a join: norm(embedding) times a layer and
-    an offset, which is that of the token's sequence or, after the root, made of the parent's state.
+    """The input of a drafter's layers at a token: its embedding, or a join, which is norm(embedding) times
+    one layer and norm(state) times another.
 
     Args:
         embed: [V, H].
-        join: a layer without bias, with the weights of its norm, [H], or None.
-        offsets: with a join, [B, H].
-        follow: a layer without bias, with the weights of its norm, that makes offsets of states.
+        join, follow: layers without bias of embeddings and of states, each with the weights of its norm, or
+            None: not normed.
+        states: of the sequences, [B, K·H].
+        own_states: after a tree's root the state is that of the parent, K·H = H.
     """
 
     _fields_ = [("embed", ctypes.c_void_p), ("kind", ctypes.c_int64), ("vocabulary", ctypes.c_int64)]
-    _fields_ += [
-        (name, ctypes.c_void_p) for name in ("join", "follow", "join_norm", "follow_norm", "offsets")
-    ]
-    _fields_ += [("round_inputs", ctypes.c_int64)]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("join", "follow", "join_norm", "follow_norm", "states")]
+    _fields_ += [("own_states", ctypes.c_int64), ("round_inputs", ctypes.c_int64)]
 
     def __init__(
         self,
         embed: torch.Tensor,
         join: tuple[NativeLinear, torch.Tensor | None] | None = None,
-        offsets: torch.Tensor | None = None,
         follow: tuple[NativeLinear, torch.Tensor | None] | None = None,
+        states: torch.Tensor | None = None,
+        own_states: bool = False,
     ):
         layers, norms = zip(*(one or (None, None) for one in (join, follow)))
-        numbers = [one if one is None else one.detach().float().contiguous() for one in (*norms, offsets)]
+        numbers = [one if one is None else one.detach().float().contiguous() for one in (*norms, states)]
         embed = embed.contiguous()
         self._held = embed, layers, numbers
         super().__init__(
             *(embed.data_ptr(), KINDS[embed.dtype], len(embed)),
             *(one if one is None else one.address for one in layers),
             *(one if one is None else one.data_ptr() for one in numbers),
-            join is not None and join[0].round_inputs,
+            *(own_states, join is not None and join[0].round_inputs),
         )
 
 

@@ -24,13 +24,13 @@ def draft_top(
     and head after the nodes frontier [B, f], whose keys and values go into their slots.
 
     Args:
-        inputs: what the layers read at a token, without `follow`.
+        inputs: what the layers read at a token, without `own_states`.
         tree: tokens and depths, int64 [B, n], and ancestors, bool [B, n, n].
     """
     if not 1 <= k <= head.out_features:  # the library would read beyond its buffers
         raise ValueError(f"k: must be in 1..{head.out_features}, got {k}")
-    if inputs.follow:  # its offsets are of the tree's growth
-        raise ValueError("inputs: must be without follow")
+    if inputs.own_states:  # which are known while a tree grows alone
+        raise ValueError("inputs: must be without own_states")
     (batch, f), n = frontier.shape, tree[0].shape[1]
     blocks.reach(state.reserve(n))
     values = torch.empty(batch, f, k, dtype=torch.float)

@@ -65,7 +65,7 @@ def follow_choices(
     """Return what `TokenTree.follow` does."""
     batch, n = choices.shape
     held = [one.contiguous() for one in (choices, tokens, parents, depths)]
-    path, counts, after = torch.empty_like(held[1]), *torch.empty(2, batch, dtype=torch.long).unbind()
+    path, counts, after = (torch.empty(size, dtype=torch.long) for size in ((batch, n), batch, batch))
     pointers = (one.data_ptr() for one in (*held, path, counts, after))
     longest = library().follow_choices(batch, n, *pointers)
     return path[:, :longest], counts, after

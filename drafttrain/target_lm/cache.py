@@ -57,7 +57,7 @@ class KvCache:
 
     def reserve(self, n: int) -> int:
         """Make room for n slots after each row's verified ones; return how many slots are then in view."""
-        view = int(self.lengths.max()) + n
+        view = max(self.lengths.tolist()) + n
         self._lengthen(view)
         return view
 
@@ -248,7 +248,7 @@ class TreeCache(KvCache, Cache):
         Raises:
             UserError: a row would outgrow the cache.
         """
-        longest = int(self.lengths.max()) + n
+        longest = max(self.lengths.tolist()) + n
         if longest > self.max_len:
             raise UserError(f"max_len: must be at least {longest}, got {self.max_len}; shorten the prompt")
         slots = self.lengths[:, None] + torch.arange(n, device=self.device)  # [B, n]

@@ -311,7 +311,7 @@ def test_children_are_as_many_as_there_are_tokens_at_most(drafter):
 def test_a_step_alone_follows_no_parents(drafter):
     state, tree = new_state(drafter, "one row"), TokenTree.root_only(torch.tensor([7]))
     nodes, inputs = (tree.tokens, tree.depths, tree.ancestors()), Inputs(*drafter.native_inputs(state))
-    with pytest.raises(ValueError, match="inputs: must be without follow"):
+    with pytest.raises(ValueError, match="inputs: must be without own_states"):
         draft_top(drafter.native, drafter.lm_head, inputs, state, nodes, torch.zeros(1, 1).long(), 3)
 
 

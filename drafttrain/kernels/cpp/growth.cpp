@@ -74,25 +74,25 @@ static std::vector<int64_t> descending(const std::vector<double>& values, int64_
 }
 
 // What a drafter's layers read at a token: its row of `embed` [vocabulary][hidden], in bf16 or fp32; or `join` of that row,
-// normed, plus an offset. That is one of the token's sequence; with `follow`, after the root it is `follow` of the parent's
-// state, normed.
+// normed, plus `follow` of a state, normed: of the token's sequence, or, if the tree's own states count and after the root, of
+// the parent.
 struct Inputs {
   const void* embed;
   int64_t kind, vocabulary;
-  const Linear *join, *follow;                      // null: none
-  const float *join_norm, *follow_norm, *offsets;  // [hidden] or null, twice; [batch][hidden]
-  int64_t round_inputs;                             // of both layers
+  const Linear *join, *follow;                    // null: none, both
+  const float *join_norm, *follow_norm, *states;  // [hidden] and [follow->in], or null: not normed; [batch][follow->in]
+  int64_t own_states, round_inputs;               // of both layers
 
   void read(int64_t token, int64_t hidden, float* x) const {
     if (kind == FP32) std::memcpy(x, (const float*)embed + token * hidden, hidden * sizeof(float));
     else for (int64_t d = 0; d < hidden; d++) x[d] = one((const uint16_t*)embed + token * hidden + d);
   }
 
-  // A layer of rows x [rows][hidden], which are normed first.
-  std::vector<float> normed(const Linear& layer, const float* weight, std::vector<float> x, int64_t hidden, float eps, int64_t threads) const {
-    const int64_t rows = x.size() / hidden;
-    std::vector<float> y(x.size());
-    if (weight) for (int64_t i = 0; i < rows; i++) norm(x.data() + i * hidden, weight, hidden, eps, x.data() + i * hidden, hidden);
+  // A layer of rows x [rows][in], which are normed first.
+  std::vector<float> normed(const Linear& layer, const float* weight, std::vector<float> x, float eps, int64_t threads) const {
+    const int64_t in = layer.in, rows = x.size() / in;
+    std::vector<float> y(rows * layer.out);
+    if (weight) for (int64_t i = 0; i < rows; i++) norm(x.data() + i * in, weight, in, eps, x.data() + i * in, in);
     multiply_all(layer, x.data(), rows, y.data(), round_inputs, int(threads), [](int) {});
     return y;
   }
@@ -112,7 +112,7 @@ struct Drafting {
 struct Steps {
   const Drafting& drafting;
   const int64_t batch;
-  std::vector<float> states, offsets;  // with `follow`: of the last frontier [batch * f][hidden]; of nodes' children [n][batch][hidden]
+  std::vector<float> states, roots, offsets;  // of the last frontier [batch * f][hidden]; what is added to joins, [batch][hidden], and to those of nodes' children [n][batch][hidden]
   std::vector<int64_t> last;
 
   // Drafts: linear_top of the drafter's states at the nodes frontier [batch][f] of trees [batch][n]. Their keys and values go
@@ -136,17 +136,19 @@ struct Steps {
         inputs.read(tokens[node], hidden, x.data() + i * hidden);
       }
     }
-    if (inputs.follow && !last.empty()) {  // not before it is known that nodes of the last frontier have children
-      const std::vector<float> added = inputs.normed(*inputs.follow, inputs.follow_norm, std::move(states), hidden, eps, drafting.threads);
+    if (inputs.join && roots.empty())
+      roots = inputs.normed(*inputs.follow, inputs.follow_norm, {inputs.states, inputs.states + batch * inputs.follow->in}, eps, drafting.threads);
+    if (inputs.own_states && !last.empty()) {  // not before it is known that nodes of the last frontier have children
+      const std::vector<float> added = inputs.normed(*inputs.follow, inputs.follow_norm, std::move(states), eps, drafting.threads);
       const int64_t parents_of_row = last.size() / batch;
       offsets.resize(n * batch * hidden);
       for (size_t i = 0; i < last.size(); i++) std::memcpy(offsets.data() + (last[i] * batch + i / parents_of_row) * hidden, added.data() + i * hidden, hidden * sizeof(float));
     }
     if (inputs.join) {
-      x = inputs.normed(*inputs.join, inputs.join_norm, std::move(x), hidden, eps, drafting.threads);
+      x = inputs.normed(*inputs.join, inputs.join_norm, std::move(x), eps, drafting.threads);
       for (int64_t i = 0; i < all; i++) {
         const int64_t b = i / f, node = b * n + frontier[i];
-        const float* offset = inputs.follow && depths[node] ? offsets.data() + (parents[node] * batch + b) * hidden : inputs.offsets + b * hidden;
+        const float* offset = inputs.own_states && depths[node] ? offsets.data() + (parents[node] * batch + b) * hidden : roots.data() + b * hidden;
         for (int64_t d = 0; d < hidden; d++) x[i * hidden + d] += offset[d];
       }
     }
@@ -159,7 +161,7 @@ struct Steps {
   }
 };
 
-// One drafting step, of a drafter whose nodes do not follow their parents' states; as `Steps::top`.
+// One drafting step, of a drafter that reads no states of the tree's own nodes; as `Steps::top`.
 EXPORT int64_t draft_top(const Drafting* drafting, int64_t batch, int64_t n, int64_t f, const int64_t* tokens, const int64_t* depths, const uint8_t* ancestors, const int64_t* frontier, int64_t k, float* values, int64_t* places) {
   return Steps{*drafting, batch}.top(n, f, tokens, nullptr, depths, ancestors, frontier, k, values, places);
 }
