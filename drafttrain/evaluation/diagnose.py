@@ -89,6 +89,8 @@ def diagnose(
     if min(trained, drafter.max_depth or trained) != length:  # other chains have another accept_len
         expected = None
     diagnosis = diagnose_drafts(drafts, training.get("max_length"), stats.accept_len)
+    if drafter.max_depth:
+        diagnosis.chains = {n: one for n, one in diagnosis.chains.items() if n <= drafter.max_depth}
     gain = expected - diagnosis.accept_len if expected else 0.0
     others = [*_identity(drafter, target_lm, gain), *_trend(Path(folder) / "training_log.json")]
     first = next(group for group in diagnosis.tables["depth"] if group.name == "1")
@@ -173,6 +175,7 @@ def show(diagnosis: Diagnosis, length: int, console: Console) -> None:
         "draft vocabulary",
         "with a tree instead, about "
         + ", ".join(f"{length:.2f} with {n} children" for n, length in diagnosis.trees.items()),
+        *_longer(diagnosis),
         "",
         "most likely to help:" if diagnosis.changes else "no cause stands out: more text and longer training",
     ]
@@ -181,3 +184,9 @@ def show(diagnosis: Diagnosis, length: int, console: Console) -> None:
         lines.append(f"{number}. {one.cause} ({gain}): {one.why}; {one.remedy}")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _longer(diagnosis: Diagnosis) -> list[str]:
+    """Return the line about longer chains; none if the drafter drafts as many tokens at most."""
+    found = ", ".join(f"{length:.2f} with {n} drafts" for n, length in diagnosis.chains.items())
+    return [f"with longer chains, about {found}"] if found else []

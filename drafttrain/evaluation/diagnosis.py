@@ -5,16 +5,18 @@ acceptance at each depth were that of the drafts without the cause.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from drafttrain.evaluation.drafts import Draft
 
 POSITIONS, CONTEXTS = (16, 32, 64, 128, 256), (64, 128, 256, 512, 1024, 2048)  # bounds of groups
-PROBABILITIES, RANKS = (0.2, 0.4, 0.6, 0.8), (1, 2, 4, 8, 16)
+PROBABILITIES, RANKS, TIMES = (0.2, 0.4, 0.6, 0.8), (1, 2, 4, 8, 16), (1, 4, 16)
 FEW = 25  # drafts that a group needs to be judged
 SURE = 3.0  # standard errors between two rates that are called different
 CHILDREN = (2, 3, 5)  # of each node, of the trees whose length is estimated
+LENGTHS = (8, 12)  # of the longer chains that are estimated
 NUMBERS, POINTS, SPACE = "number", "punctuation", "space or line"
 START, INSIDE = "start of a word", "inside a word"
 
@@ -57,6 +59,7 @@ class Diagnosis:
         kl, outside: means over the drafts, as `Draft`.
         tables: groups by what they were grouped by.
         trees: accept_len of a tree with this many children of each node on the path, estimated.
+        chains: accept_len of a chain of this many drafts, estimated, if it is longer than the decoded ones.
         changes: most helpful first.
     """
 
@@ -67,6 +70,7 @@ class Diagnosis:
     outside: float
     tables: dict[str, list[Group]]
     trees: dict[int, float]
+    chains: dict[int, float]
     changes: list[Change] = field(default_factory=list)
 
 
@@ -79,10 +83,12 @@ def diagnose_drafts(
         max_length: tokens of the longest text in training; None: not known.
         accept_len: of the decode; None: not known.
     """
+    times = Counter(one.wanted for one in drafts)
     tables = {
         "depth": grouped(drafts, lambda one: str(one.depth)),
         "token": grouped(drafts, lambda one: kind_of_text(one.text)),
         "after": grouped(drafts, lambda one: "punctuation" if _ends_a_clause(one.before) else "other text"),
+        "occurrences of the token": grouped(drafts, lambda one: _count(times[one.wanted], TIMES)),
         "in code": grouped(drafts, lambda one: "code" if one.before.count("```") % 2 else "other text"),
         "position in the answer": grouped(drafts, lambda one: _bin(one.position, POSITIONS)),
         "tokens before it": grouped(drafts, lambda one: _bin(one.context, CONTEXTS)),
@@ -91,6 +97,8 @@ def diagnose_drafts(
     }
     base = chain_len(drafts)
     trees = {n: chain_len(drafts, lambda one, n=n: one.rank is not None and one.rank < n) for n in CHILDREN}
+    decoded = max((one.depth for one in drafts), default=0)
+    chains = {n: chain_len(drafts, length=n) for n in LENGTHS if n > decoded}
     found = [
         _vocabulary(drafts, base),
         _later_depths(drafts, base),
@@ -106,6 +114,7 @@ def diagnose_drafts(
         sum(one.outside for one in drafts) / max(len(drafts), 1),
         tables,
         trees,
+        chains,
         ranked([one for one in found if one is not None]),
     )
 
@@ -124,18 +133,25 @@ def chain_len(
     drafts: Sequence[Draft],
     accepts: Callable[[Draft], bool] = lambda one: one.accepted,
     like: Callable[[Draft], bool] = lambda one: True,
+    length: int | None = None,
 ) -> float:
     """Return the accept_len of chains with these drafts' acceptance at each depth.
 
     Args:
         accepts: whether a draft counts as accepted.
         like: which drafts give the rate of a depth; all of them where these are few.
+        length: drafts of a chain; those deeper than any of `drafts` are accepted at the rate of the last
+            depth that enough of them reached. None: as many as were decoded.
     """
-    total, reached = 1.0, 1.0
-    for depth in range(1, max((one.depth for one in drafts), default=0) + 1):
+    decoded = max((one.depth for one in drafts), default=0)
+    total, reached, last = 1.0, 1.0, 0.0
+    for depth in range(1, (decoded if length is None else length) + 1):
         own = [one for one in drafts if one.depth == depth]
         chosen = [one for one in own if like(one)]
-        reached *= rate(chosen if len(chosen) >= FEW else own, accepts)
+        own_rate = rate(chosen if len(chosen) >= FEW else own, accepts)
+        if len(own) >= FEW:
+            last = own_rate
+        reached *= own_rate if depth <= decoded else last
         total += reached
     return total
 
@@ -192,8 +208,13 @@ def _bin(value: float, bounds: Sequence[float]) -> str:
 def _rank(draft: Draft) -> str:
     if draft.rank is None:
         return "outside the draft vocabulary"
-    low = max((bound for bound in RANKS if bound <= draft.rank), default=0) + 1
-    high = next((bound for bound in RANKS if bound > draft.rank), None)
+    return _count(draft.rank + 1, RANKS)
+
+
+def _count(n: int, bounds: Sequence[int]) -> str:
+    """Return the name of the group of a number from 1 on; each bound is the last number of one."""
+    low = max((bound for bound in bounds if bound < n), default=0) + 1
+    high = next((bound for bound in bounds if bound >= n), None)
     return f"{low} and more" if high is None else str(low) if low == high else f"{low} to {high}"
 
 

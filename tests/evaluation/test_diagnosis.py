@@ -18,8 +18,8 @@ from drafttrain.evaluation.drafts import Draft
 LENGTH = 4
 
 
-def draft(depth, accepted, position=0, context=10, text=" word", rank=0, probability=0.5, before="a"):
-    return Draft(0, depth, position, context, accepted, 7, before, text, probability, rank, 0.1, 0.0)
+def draft(depth, accepted, position=0, context=10, text=" word", rank=0, probability=0.5, before="a", id=7):
+    return Draft(0, depth, position, context, accepted, id, before, text, probability, rank, 0.1, 0.0)
 
 
 def decode(chains, is_accepted, **values):
@@ -79,6 +79,9 @@ def test_groups_are_in_order_and_whole():
     ranks = [draft(1, False, rank=rank) for rank in (None, 0, 1, 3, 16)]
     names = [one.name for one in diagnose_drafts(ranks).tables["rank of the target's token"]]
     assert names == ["1", "2", "3 to 4", "17 and more", "outside the draft vocabulary"]
+    rare = [draft(1, False, id=id) for id in (1, 2, *[3] * 4, *[4] * 17)]
+    groups = diagnose_drafts(rare).tables["occurrences of the token"]
+    assert [(one.name, one.drafts) for one in groups] == [("1", 2), ("2 to 4", 4), ("17 and more", 17)]
     [one] = grouped([draft(1, True, probability=0.2), draft(1, False, probability=0.4)], lambda one: "x")
     assert (one.drafts, one.accepted, one.probability) == (2, 0.5, pytest.approx(0.3))
 
@@ -118,6 +121,15 @@ def test_what_more_children_bring():
     """Of four drafts three have the target's token among the first two."""
     drafts = [draft(1, rank == 0, rank=rank) for rank in (0, 0, 1, 5)] * 10
     assert diagnose_drafts(drafts).trees == {2: 1.75, 3: 1.75, 5: 1.75}
+
+
+def test_what_longer_chains_bring():
+    """Half of the drafts at every depth, as far as enough of them are reached."""
+    drafts = [draft(depth, i % 2 == 0) for depth in (1, 2, 3) for i in range(40)]
+    drafts += [draft(4, True)] * 3
+    assert chain_len(drafts, length=2) == 1.75
+    assert chain_len(drafts, length=6) == 1.875 + 0.125 * (1 + 0.5 + 0.25)
+    assert diagnose_drafts(drafts).chains == {n: chain_len(drafts, length=n) for n in (8, 12)}
 
 
 def test_what_is_certain_comes_first():
