@@ -1,6 +1,6 @@
 """A rank of `drafttrain pipeline`, for hosts on which torchrun starts the ranks.
 
-torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \
+torchrun --nnodes 2 --nproc-per-node 1 --node-rank 0 --master-addr HOST --master-port 29500 \
     scripts/pipeline.py --config recipes/pipeline/smollm2-2.yaml
 """
 

@@ -89,7 +89,7 @@ def _costs(
     from drafttrain.trees.costs import CostCurve
 
     if config.costs is not None:
-        costs = read_costs(config.costs)
+        costs = read_costs(config.costs, target.n_blocks)
         return costs.target(), costs.drafter(), costs.end
     found, sync = [], config.sync_ms / 1e3
     for points in (config.target_ms, config.draft_ms):
@@ -108,11 +108,14 @@ def _costs(
     return found[0] or curves[0], found[1] or curves[1], sync
 
 
-def read_costs(path: str) -> "PipelineCosts":
+def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":
     """Read what `drafttrain pipeline --calibrate` has written.
 
+    Args:
+        n_blocks: of the target that it is for. None: of any.
+
     Raises:
-        UserError: it is no such file, or not of positive, finite seconds.
+        UserError: it is no such file, of another target, or not of positive, finite seconds.
     """
     from drafttrain.pipeline.measure import PipelineCosts
     from drafttrain.utils.files import read_json
@@ -122,6 +125,12 @@ def read_costs(path: str) -> "PipelineCosts":
     if missing := [one.name for one in parts if one.default is MISSING and one.name not in found]:
         raise UserError(
             f"costs: must be a file of drafttrain pipeline --calibrate, got {path} without {missing[0]}"
+        )
+    blocks = found.get("blocks")  # of each rank; a file of an earlier version may lack them
+    if None not in (n_blocks, blocks) and sum(blocks) != n_blocks:
+        raise UserError(
+            f"costs: must be of a target with {n_blocks} blocks, got {path} of one with {sum(blocks)}; "
+            "calibrate a pipeline of this target"
         )
     costs = PipelineCosts(**{one.name: found[one.name] for one in parts if one.name in found})
     try:

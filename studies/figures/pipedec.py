@@ -13,6 +13,7 @@ Estimated minutes on 2 cores: `pipedec_vs_pp` 30, `paced14_vs_pp` 50, `paced14_l
 """
 
 from drafttrain.data.prompts import read_prompts
+from drafttrain.run.pipeline import LOST
 from drafttrain.target_lm.loading import resolve_target
 from drafttrain.utils.writing import write_json
 from studies.arguments import MT_BENCH
@@ -81,7 +82,7 @@ def lost_ranks(run: Run) -> Measured:
     """Time how long the others take to end after the loss of a rank."""
     folder = run.folder("pipedec_fault")
     rows = [fault.lose(RECIPE, lost, how, folder) for how in fault.SIGNALS for lost in range(fault.RANKS)]
-    spoken = all(len(row["said"]) == fault.RANKS - 1 and set(row["statuses"]) == {2} for row in rows)
+    spoken = all(len(row["said"]) == fault.RANKS - 1 and set(row["statuses"]) == {LOST} for row in rows)
     notes = {"ok": spoken, "why": "a rank did not end in one line", "timeout_s": fault.TIMEOUT, "rows": rows}
     return {"fault_s": {"value": max(row["seconds"] for row in rows), **notes}}
 

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from drafttrain.pipeline.member import Layout, Member
 from drafttrain.pipeline.part import TargetPart, load_part
@@ -18,15 +24,20 @@ ROOM = 128
 
 @pytest.fixture(scope="session")
 def folders(tiny_llama, tiny_qwen2, tmp_path_factory) -> dict[str, Path]:
-    """Folders of tiny targets by family; Mistral's sees 6 positions."""
+    """Folders of tiny targets by family; Mistral's sees 6 positions, the deep one has five blocks."""
     tokenizer = tiny_tokenizer()
 
     class Windowed(MistralConfig):
         def __init__(self, **settings):
             super().__init__(**{"sliding_window": 6, **settings})
 
+    class Deep(LlamaConfig):
+        def __init__(self, **settings):
+            super().__init__(**{**settings, "num_hidden_layers": 5})
+
     models = {
         "llama": tiny_llama[0],
+        "deep": tiny_model(Deep, LlamaForCausalLM, tokenizer),
         "qwen2": tiny_qwen2[0],
         "mistral": tiny_model(Windowed, MistralForCausalLM, tokenizer),
     }

@@ -178,6 +178,23 @@ def test_a_static_tree(members, whole, texts, prompts, family, cuts, policy, alo
             assert 0 < found.hits < NEW - 2
 
 
+def test_five_stages(members, whole, texts, prompts):
+    taps, cuts, rng = [0, 3], (1, 1, 1, 1, 1), random.Random(6)
+    target = whole("deep", taps)
+    for number, prompt in enumerate(prompts):
+        for sampling in (GREEDY, SAMPLED):
+            expected = texts("deep", number, sampling)
+            coin = [rng.random() < 0.6 for _ in range(200)]
+            drafter = replaying(target, [*prompt, *expected], coin)
+            plain = decode(pp, members("deep", cuts), prompt, sampling)
+            static = decode(
+                stpp, members("deep", cuts, drafter, taps, policy=ChainPolicy(3)), prompt, sampling, depth=3
+            )
+            flight = decode(pipedec, members("deep", cuts, drafter, taps), prompt, sampling)
+            assert plain.tokens == static.tokens == flight.tokens == expected
+            assert plain.timesteps == 5 * (NEW - 1) > flight.timesteps and 0 < flight.hits < NEW - 2
+
+
 @pytest.mark.parametrize("groups", [(2, 2), (1, 3), (3, 1), (4,)])
 def test_groups_share_a_layer(members, whole, texts, prompts, groups):
     target, expected = whole("llama", [0, 2]), texts("llama", 0)
@@ -252,6 +269,10 @@ def test_the_logs_keep_the_papers_rules(members, whole, texts, prompts, alone, g
         waits = task.node or not follows or task.seq > len(groups)  # a drafter beside the prompt need not
         if task.what in ("dec", "sync") and task.seq > 1 and waits:
             assert problems(early, groups, follows), task
+    sends = sorted((task.start, task) for task in tasks if (task.kind, task.what) == ("send", 1))
+    for (_, task), (begin, _) in itertools.pairwise(sends):  # the first stage still sends as it sends again
+        late = [[one._replace(end=begin + 0.5) if one is task else one for one in log] for log in logs]
+        assert any("node 1: must be in one transfer" in line for line in problems(late, groups, follows))
 
 
 class Planned(Replay):

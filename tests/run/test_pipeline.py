@@ -171,6 +171,9 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
     assert main(["pipeline", "--simulate", *simulated]) == 2
     assert "target_ms: must not be given beside costs" in capfd.readouterr().err
     values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"blocks": [3, 2]}))
+    assert main(["pipeline", "--simulate", *simulated, *declared]) == 2
+    assert f"costs: must be of a target with 4 blocks, got {path} of one with 5" in capfd.readouterr().err
     n = len(costs.sizes)
     parts = {"draft": [0.0] * n, "judging": [float("inf")], "hop": None, "sizes": 3, "groups": 1.0}
     parts |= {"waiting": float("nan"), "sync": -1.0, "round": float("inf"), "broadcast": [1.0]}

@@ -18,9 +18,11 @@ from drafttrain.pipeline.outlook import known_texts
 from drafttrain.pipeline.part import load_part
 from drafttrain.pipeline.replay import replay, replay_policy
 from drafttrain.report.pictures import sheet
+from drafttrain.run.pipeline import LOST
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
-from studies.figures import pipedec_counts
+from studies.figures import pipedec, pipedec_counts
+from studies.goals import Run
 from studies.pipedec import (
     algorithm1,
     counts,
@@ -276,6 +278,18 @@ def test_a_cut_has_a_mode_and_numbers():
     for wrong in ("19,11", "pp=", "xx=1,2", "pp=1,-2"):
         with pytest.raises(UserError, match="--cut: must be like pp=19,11"):
             modes.cuts([wrong])
+
+
+@pytest.mark.parametrize(
+    ("statuses", "lines", "ok"), [([LOST] * 2, 2, True), ([2, LOST], 2, False), ([LOST] * 2, 1, False)]
+)
+def test_lost_ranks_end_in_a_line_each(statuses, lines, ok, monkeypatch, tmp_path):
+    said = ["drafttrain: rank 1 is lost"] * lines
+    row = {"rank": 1, "how": "killed", "seconds": 3.0, "statuses": statuses, "said": said}
+    monkeypatch.setattr(fault, "lose", lambda *given: row)
+    monkeypatch.setattr(Run, "folder", lambda run, name: tmp_path)
+    figure = pipedec.lost_ranks(Run("pipedec"))["fault_s"]
+    assert (figure["ok"], figure["value"]) == (ok, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,20 @@ def test_rows_are_dropped_and_appended_without_copying_the_others():
     assert contents(cache)[:3] == [(10, 3), (12, 2), (20, 1)]
 
 
+@pytest.mark.parametrize("keep", [[], [1], [3], [1, 2, 4], [2, 5], [1, 2, 3, 4, 5]])
+def test_the_root_is_committed_and_some_of_its_tree_stay_in_flight(keep):
+    cache = filled_cache([3], 10.0, max_len=12)
+    cache.kv[..., 3:9, :] = torch.arange(6.0)[:, None]  # the root and five nodes below it
+    cache.advance(torch.tensor(keep, dtype=torch.long))
+    assert cache.lengths.tolist() == [4]
+    slots = [*[10.0] * 3, 0.0, *map(float, keep)]
+    assert (
+        cache.kv[0, 0, 0, 0, : len(slots), 1].tolist()
+        == cache.kv[0, 1, 0, 0, : len(slots), 0].tolist()
+        == slots
+    )
+
+
 def test_cleared_rows_hold_no_nan():
     cache = filled_cache([3, 5, 2], 10.0)
     cache.clear_rows(torch.tensor([False, True, False]))
