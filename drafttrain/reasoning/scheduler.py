@@ -206,6 +206,12 @@ class ScheduledDecoder:
         """Return the threads of the target and of drafting: all of them in turn, or shares that add up to no
         more than the cores."""
         if not self.overlaps:
+            if self.config.threads:
+                warnings.warn(
+                    f"scheduler.threads: must be null where drafting and verifying take turns, got "
+                    f"{self.config.threads}; they have no effect without scheduler.overlap true",
+                    stacklevel=4,
+                )
             return None, 1
         cores = torch.get_num_threads()
         target, drafting = self.config.threads or (max(1, cores - cores // 2), max(1, cores // 2))

@@ -190,10 +190,10 @@ def speeds(run: Run, name: str) -> Measured:
     }
     if name == "B":
         return figures | {"prefix_gain": ratio(found, NO_PREFIXES, SERIAL_AR) | note}
-    busy = {"value": mean_busy(found), **note}
+    drafted = speed("seed_vs_serial_sd", best_serial, SEED) | {"base": best_serial}
     return figures | {
-        "seed_vs_serial_sd": speed("seed_vs_serial_sd", best_serial, SEED) | {"base": best_serial},
-        "target_busy": busy,
+        "seed_vs_serial_sd": drafted,
+        "target_busy": {"value": mean_busy(found), "costs": drafted["costs"], **note},
     }
 
 

@@ -4,6 +4,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from drafttrain.trees.parse import parse_policy
 from studies.seed.methods import EVALUATOR, Grown, Part
@@ -28,16 +29,25 @@ def total(grown: Sequence[Grown], component: str | None = None) -> Part:
     return sum(parts, Part())
 
 
-def seconds_per_token(grown: Sequence[Grown], component: str | None = None) -> float:
+def seconds_per_token(
+    grown: Sequence[Grown], component: str | None = None, without_prompts: bool = False
+) -> float:
     """Return the median over repeats of seconds per token over all problems.
 
     Args:
         component: whose calls count; None: whole trees.
+        without_prompts: leave out the time in which prompts are encoded.
     """
     rates = []
     for repeat in sorted({one.repeat for one in grown}):
-        own = [one.parts[component] if component else one for one in grown if one.repeat == repeat]
-        rates.append(sum(one.seconds for one in own) / sum(one.tokens for one in own))
+        own = [one for one in grown if one.repeat == repeat]
+        seconds, tokens = 0.0, 0
+        for one in own:
+            part = one.parts[component] if component else one
+            seconds, tokens = seconds + part.seconds, tokens + part.tokens
+            if without_prompts:
+                seconds -= total([one], component).prompt_seconds
+        rates.append(seconds / tokens)
     return statistics.median(rates)
 
 
@@ -57,18 +67,39 @@ def interval(found: Sequence[Grown], value: Callable[[Sequence[Grown]], float]) 
 
 def ratio(found: Sequence[Grown], base: str, method: str) -> dict:
     """Return the speed of a method to another's as a mean over tasks, with its interval over problems, and
-    the tasks' own ratios."""
+    the tasks' own ratios; the same for decoding alone, prompts left out; and the tokens per second of both,
+    harmonic means over tasks."""
+    own = [one for one in found if one.method in (base, method)]
 
-    def by_task(sample: Sequence[Grown]) -> dict[str, float]:
-        return {
-            task: seconds_per_token(of(sample, base, task)) / seconds_per_token(of(sample, method, task))
-            for task in tasks_of(sample)
-        }
+    def by_task(sample: Sequence[Grown], without_prompts: bool = False) -> dict[str, float]:
+        def seconds(name: str, task: str) -> float:
+            return seconds_per_token(of(sample, name, task), without_prompts=without_prompts)
+
+        return {task: seconds(base, task) / seconds(method, task) for task in tasks_of(sample)}
 
     def mean(sample: Sequence[Grown]) -> float:
         return statistics.fmean(by_task(sample).values())
 
-    return {"value": mean(found), "interval": interval(found, mean), "tasks": by_task(found)}
+    def decoding(sample: Sequence[Grown]) -> float:
+        return statistics.fmean(by_task(sample, without_prompts=True).values())
+
+    def rate(sample: Sequence[Grown], name: str) -> float:
+        return 1 / statistics.fmean(seconds_per_token(of(sample, name, task)) for task in tasks_of(sample))
+
+    return {
+        "value": mean(own),
+        "interval": interval(own, mean),
+        "tasks": by_task(own),
+        "decoding": {
+            "value": decoding(own),
+            "interval": interval(own, decoding),
+            "tasks": by_task(own, without_prompts=True),
+        },
+        "tokens_per_second": {
+            name: {"value": rate(own, name), "interval": interval(own, partial(rate, name=name))}
+            for name in (base, method)
+        },
+    }
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from functools import partial
 
 import pytest
 import torch
+from scipy.stats import chi2
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drafttrain.bundle import load_bundle
@@ -179,11 +180,11 @@ def test_drawn_candidates_give_texts_that_depend_on_seeds_alone(loaded, drawn_al
         assert texts(loaded.target, proposer.twin(), asked, config) == drawn_alone
 
 
-@pytest.fixture(scope="module")
-def markov():
-    """A target over six tokens whose next one depends on the last one alone, and its probabilities [6, 6]."""
+def markov(tokens: int):
+    """A target over some tokens whose next one depends on the last one alone, and its probabilities
+    [tokens, tokens]."""
     config = LlamaConfig(
-        vocab_size=6, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        vocab_size=tokens, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
         num_key_value_heads=1, max_position_embeddings=4096, tie_word_embeddings=False,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -193,25 +194,26 @@ def markov():
             block.self_attn.o_proj.weight.zero_()
             block.mlp.down_proj.weight.zero_()
         model.lm_head.weight.normal_(std=0.3)
-        logits = model(torch.arange(6)[:, None]).logits[:, 0]  # [6, 6]
-    target = FrozenTarget(model, None, "six tokens")
-    return target, logits.double().softmax(-1)
+        logits = model(torch.arange(tokens)[:, None]).logits[:, 0]  # [tokens, tokens]
+    return FrozenTarget(model, None, f"{tokens} tokens"), logits.double().softmax(-1)
 
 
 class Adversary(Drafter):
-    """Drafts by a table; draft token j is target token 5 - j, and token 0 is never drafted."""
-
-    draft_vocab_size = 5
+    """Drafts by a table; draft token j is the target's token last - j, and its token 0 is never
+    drafted."""
 
     def __init__(self, kind: str, probs: torch.Tensor):
-        log_p = probs[:, [5, 4, 3, 2, 1]].float().log().log_softmax(-1)  # [last, D]
-        never = torch.tensor([0.0, -torch.inf, -torch.inf, 0.0, -torch.inf])
+        self.last, self.draft_vocab_size = len(probs) - 1, len(probs) - 1
+        log_p = probs[:, 1:].flip(-1).float().log().log_softmax(-1)  # [last, D]
+        never, sure = torch.full((2, self.draft_vocab_size), -torch.inf)  # [D] each
+        never[[0, 3]], sure[:] = 0.0, -90.0
+        sure[0] = 0.0
         self.table = {
             "right": log_p,
             "wrong": (-3 * log_p).log_softmax(-1),
-            "uniform": torch.zeros(6, 5).log_softmax(-1),
-            "two of five": (log_p + never).log_softmax(-1),
-            "sure": torch.tensor([0.0, -90.0, -90.0, -90.0, -90.0]).expand(6, -1).log_softmax(-1),
+            "uniform": torch.zeros_like(log_p).log_softmax(-1),
+            "two alone": (log_p + never).log_softmax(-1),
+            "sure": sure.expand_as(log_p).log_softmax(-1),
         }[kind]
 
     def new_state(self, batch, max_len):
@@ -233,28 +235,36 @@ class Adversary(Drafter):
         pass
 
     def to_target(self, ids):
-        return 5 - ids
+        return self.last - ids
 
     def expand(self, state, tree, frontier):
         return self.table[tree.tokens.gather(1, frontier)]
 
 
-@pytest.mark.parametrize("k_config", ["1-1-1", "1-1-1-1-1", "2-2-1", "4-2-1-1"])
-@pytest.mark.parametrize("kind", ["right", "wrong", "uniform", "two of five", "sure"])
-def test_scheduled_draws_have_the_targets_distribution(markov, kind, k_config):
-    """20,480 tokens of 32 sequences: Pearson's statistic of which token follows which, 30 degrees of
-    freedom."""
-    target, probs = markov
+TOGETHER = scheduling("batched", "joined", sequences=32)
+ADVERSARIES = ["right", "wrong", "uniform", "two alone", "sure"]
+DISTRIBUTIONS = [  # shapes of Table 1, and with a threshold
+    *((k, 6, TOGETHER, kind) for k in ("1-1-1", "1-1-1-1-1", "2-2-1", "4-2-1-1") for kind in ADVERSARIES),
+    *((k, 6, TOGETHER, kind) for k in ("1-1-1-1", "2-2-1-1") for kind in ("wrong", "two alone")),
+    *(("2-2-1-1-1,threshold=0.2", 6, TOGETHER, kind) for kind in ("wrong", "two alone")),
+    ("8-2-1-1-1", 12, TOGETHER, "two alone"),
+    ("2-2-1", 6, scheduling("one", "joined", sequences=32), "two alone"),
+]
+
+
+@pytest.mark.parametrize(("k_config", "tokens", "way", "kind"), DISTRIBUTIONS)
+def test_scheduled_draws_have_the_targets_distribution(k_config, tokens, way, kind):
+    """20,480 tokens of 32 sequences: Pearson's statistic of which token follows which."""
+    target, probs = markov(tokens)
     proposer = TreeProposer(Adversary(kind, probs), parse_policy(f"drawn:k_config={k_config}"))
-    asked = [Request([number % 6], 641, SamplingParams(1.0, seed=number)) for number in range(32)]
-    found = texts(target, proposer, asked, scheduling("batched", "joined", sequences=32))
-    counts = torch.zeros(6, 6, dtype=torch.double)
-    for text in found:
+    asked = [Request([number % tokens], 641, SamplingParams(1.0, seed=number)) for number in range(32)]
+    counts = torch.zeros(tokens, tokens, dtype=torch.double)
+    for text in texts(target, proposer, asked, way):
         for last, token in itertools.pairwise(text):
             counts[last, token] += 1
     expected = counts.sum(1, keepdim=True) * probs
     assert counts.sum() == 20480 and expected.min() > 5
-    assert ((counts - expected) ** 2 / expected).sum() < 67.6  # P(> 67.6) is 1e-4
+    assert ((counts - expected) ** 2 / expected).sum() < chi2.isf(1e-4, tokens * (tokens - 1))
 
 
 class Order(Pace):
@@ -274,11 +284,12 @@ class Order(Pace):
             self.turn.notify_all()
 
 
+@pytest.mark.parametrize("verifier", ["one", "batched"])
 @pytest.mark.parametrize("kind", ["chain:length=3", DRAWN])
-def test_texts_are_the_same_in_every_order_of_arrival(loaded, kind):
+def test_texts_are_the_same_in_every_order_of_arrival(loaded, kind, verifier):
     asked = requests(1.0, 3)[:2] + requests(1.0, 4)[3:]
     expected = texts(loaded.target, proposer_of(loaded, kind), asked)
-    config = scheduling("one", "each", sequences=3, overlap=True, threads=(1, 3))
+    config = scheduling(verifier, "each", sequences=3, overlap=True, threads=(1, 3))
     for order in itertools.permutations(range(3)):
         with pytest.warns(UserWarning, match="threads: must add up to"):
             found = texts(
@@ -342,19 +353,26 @@ def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, dr
 
 
 def test_a_slow_drafter_delays_nobody_else(loaded):
-    """While one sequence drafts for 50 ms, the others are verified again and again; once its draft is there,
-    at most the n - 1 others come first."""
+    """While one sequence drafts for 50 ms, the others are verified again and again; once a draft is there,
+    at most the n - 1 others come first, the slow one among them."""
     config = scheduling("one", "each", sequences=3, overlap=True)
     asked = [replace(one, max_new_tokens=24) for one in requests(0.0, 1) + requests(0.0, 5)[3:]]
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=1"), config, pace=Slow(0))
     decoder.decode(asked, stop=())
     verdicts = [span.sequences[0] for span in decoder.timeline.spans if span.what == "verify"]
     assert 0 not in verdicts[:4]
-    ready = [span.end for span in decoder.timeline.spans if span.what == "draft" and span.sequences == (0,)]
     judged = [(span.begin, span.sequences[0]) for span in decoder.timeline.spans if span.what == "verify"]
-    for at in ready:
-        after = [number for begin, number in judged if begin >= at]
-        assert 0 in after[:3]
+    for draft in decoder.timeline.spans:
+        if draft.what == "draft":
+            after = [number for begin, number in judged if begin >= draft.end]
+            assert draft.sequences[0] in after[:3]
+
+
+def test_threads_without_overlap_have_no_effect_and_say_so(loaded):
+    config = scheduling("one", "each", overlap=False, threads=(1, 1))
+    with pytest.warns(UserWarning, match="threads: must be null where drafting and verifying take turns"):
+        found = texts(loaded.target, NoProposer(), requests(0.0, 1), config)
+    assert found == serial(loaded.target, requests(0.0, 1))
 
 
 def test_a_hanging_worker_is_noticed(monkeypatch):

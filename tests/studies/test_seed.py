@@ -58,6 +58,9 @@ def test_every_row_of_table_1_has_a_tree_of_the_papers_shape():
 def test_seconds_per_token_are_medians_over_repeats():
     trees = [grown("SD", 1.0, 0), grown("SD", 3.0, 0), grown("SD", 8.0, 1), grown("SD", 3.0, 2)]
     assert seconds_per_token(trees) == pytest.approx(0.03)
+    read = replace(trees[3], parts={GENERATOR: Part(3.0, 1.0, 10, 50, 100, 60, 3, 6)})
+    assert seconds_per_token([read], without_prompts=True) == pytest.approx(0.02)
+    assert seconds_per_token([read], GENERATOR, without_prompts=True) == pytest.approx(0.02)
 
 
 def test_table_1_is_of_problems_that_all_methods_have_grown():
@@ -67,7 +70,7 @@ def test_table_1_is_of_problems_that_all_methods_have_grown():
     begun = [replace(tree, problem="2", seconds=9.0) for tree in trees[:5]]
     rows = table1.summary(trees + begun)
     assert (rows["gsm8k"]["problems"], rows["gsm8k"]["repeats"]) == (1, 1)
-    assert "| gsm8k | SD (1, 1, 1) | 1.50 | 50.0 | 1.50 |" in table1.table(rows)
+    assert "| gsm8k | SD (1, 1, 1) | 1.50 | 1.50 to 1.50 | 50.0 | 1.50 |" in table1.table(rows)
     assert table1.summary(begun) == {}
 
 
@@ -163,7 +166,12 @@ def test_the_acceptance_that_a_goal_needs_is_predicted(monkeypatch):
     monkeypatch.setattr(comparison, "RESAMPLES", 10)
     # 990 tokens of verifications at accept_len 1.65; chains of two at α = 0.5 would have 1.75
     found = [drafted(SERIAL_AR, 13.0, 1000, 990, 0.0), drafted("SEED", 10.0, 1000, 600, 0.5)]
-    assert ratio(found, SERIAL_AR, "SEED")["value"] == pytest.approx(1.3)
+    one = ratio(found, SERIAL_AR, "SEED")
+    assert one["value"] == pytest.approx(1.3) and one["tasks"] == {"gsm8k": pytest.approx(1.3)}
+    assert one["decoding"]["value"] == pytest.approx((13 - 1) / (10 - 1))
+    speed = one["tokens_per_second"]
+    assert (speed[SERIAL_AR]["value"], speed["SEED"]["value"]) == pytest.approx((1000 / 13, 100))
+    assert speed["SEED"]["interval"] == pytest.approx([100, 100])
     costs = comparison.costs(found, SERIAL_AR, "SEED", methods.drawn(1, 1), "gsm8k")
     assert (costs.accept_len, costs.alpha, costs.depth) == pytest.approx((1.65, 0.5, 2))
     assert costs.fixed == pytest.approx(2.0) and costs.step == pytest.approx(8 / 600)
