@@ -36,6 +36,7 @@ from drafttrain.utils.files import read_json
 from drafttrain.utils.provenance import git_commit
 from drafttrain.utils.writing import write_json
 from studies.arguments import run
+from studies.edd.curves import points
 
 TARGET = "smollm2-135m-instruct"
 RESPONSES = "data/train/responses.jsonl.gz"  # written by the target itself
@@ -180,6 +181,7 @@ class Bench:
             "validation": summary["final"],
             "tokens": summary["tokens"],
             "seconds": summary["seconds"],
+            "curve": points(read_json(folder / "training_log.json")),
             "tasks": self.accepted(place) if decode else {},
             "limit": self.limit,
             "machine": summary["machine"],

@@ -2,8 +2,9 @@
 
     python -m studies.edd.curves --logs edd=runs/a/training_log.json eagle=runs/b/training_log.json
 
-The points are real decoding of the validation prompts (`training.eval_prompts`). The extrapolation is a line
-in the logarithm of the tokens through all points but the last.
+A log may also be the `result.json` of a training of `studies.edd.equal`. The points are real decoding of the
+validation prompts (`training.eval_prompts`). The extrapolation is a line in the logarithm of the tokens
+through all points but the last.
 """
 
 import json
@@ -47,24 +48,31 @@ class Curve:
         return level + slope * math.log(self.tokens[-1])
 
 
-def read_curve(name: str, log: Sequence[dict[str, Any]]) -> Curve:
-    """Return the evaluations of a training log.
+def points(log: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return millions of tokens and accept_len of each evaluation of a training log."""
+    seen, found = 0, {}
+    for row in log:
+        seen += row.get("tokens", 0)  # since the row before
+        if "eval_accept_len" in row:
+            found[seen / MILLION] = row["eval_accept_len"]
+    found.pop(0.0, None)  # before any training
+    return list(found.items())
+
+
+def read_curve(name: str, log: Sequence[dict[str, Any]] | dict[str, Any]) -> Curve:
+    """Return the evaluations of a training log, or those that a result of `Bench` has kept.
 
     Raises:
         UserError: it has too few.
     """
-    seen, points = 0, {}
-    for row in log:
-        seen += row.get("tokens", 0)  # since the row before
-        if "eval_accept_len" in row:
-            points[seen / MILLION] = row["eval_accept_len"]
-    points.pop(0.0, None)  # before any training
-    if len(points) < FEWEST:
+    found = log.get("curve", []) if isinstance(log, dict) else points(log)
+    if len(found) < FEWEST:
         raise UserError(
-            f"{name}: must have {FEWEST} evaluations with accept_len at least, got {len(points)}; train with "
+            f"{name}: must have {FEWEST} evaluations with accept_len at least, got {len(found)}; train with "
             "training.eval_prompts and smaller eval_steps"
         )
-    return Curve(name, list(points), list(points.values()))
+    tokens, lengths = zip(*found)
+    return Curve(name, list(tokens), list(lengths))
 
 
 def picture(curves: Sequence[Curve]) -> str:

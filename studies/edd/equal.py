@@ -24,9 +24,11 @@ from studies.edd.bench import (
     summarize,
 )
 
+EVALUATIONS = 8  # of each training, for curves of accept_len against tokens (`studies/edd/curves.py`)
 # what `equal` trains: settings of the drafter and of its training that differ from EDD's
 EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "edd": ({}, {}),
+    "edd-anchored": ({"anchor": True}, {}),
     "eagle": ({"kind": "eagle"}, {}),
     "eagle-mtp": ({"kind": "eagle", "input_norms": True}, {}),
     "medusa": ({"kind": "medusa"}, {}),
@@ -43,7 +45,8 @@ def equal(bench: Bench, kinds: Sequence[str] = tuple(EQUAL)) -> dict[str, Any]:
     rows, rates = {}, {}
     for name in kinds:
         shape, changes = EQUAL[name]
-        drafter, training = replace(DRAFTER, **shape), replace(TRAINING, max_steps=LONG_STEPS, **changes)
+        drafter = replace(DRAFTER, **shape)
+        training = replace(TRAINING, max_steps=LONG_STEPS, eval_steps=LONG_STEPS // EVALUATIONS, **changes)
         trials = {
             rate: bench.trained(
                 f"{name}-equal-{rate:g}-seed{SEEDS[0]}",

@@ -13,14 +13,15 @@ from studies.goals import FIRST_TURNS, Group, Measured, Run, Size
 
 OUT = Path("runs/baselines")
 PROMPTS = 80  # of each task
-RIVALS = {
-    "edd_vs_eagle": "eagle",
-    "edd_vs_eagle_mtp": "eagle-mtp",
-    "edd_vs_medusa": "medusa",
-    "edd_vs_vdm": "vdm",
-    "kl_vs_ce": "edd-ce",
-    "states_vs_none": "vdm",
-    "random_vs_fixed_blocks": "edd-fixed5",
+COMPARED = {
+    "edd_vs_eagle": ("edd", "eagle"),
+    "edd_vs_eagle_mtp": ("edd", "eagle-mtp"),
+    "best_vs_mtp_eagle": ("edd-anchored", "eagle-mtp"),
+    "edd_vs_medusa": ("edd", "medusa"),
+    "edd_vs_vdm": ("edd", "vdm"),
+    "kl_vs_ce": ("edd", "edd-ce"),
+    "states_vs_none": ("edd", "vdm"),
+    "random_vs_fixed_blocks": ("edd", "edd-fixed5"),
 }
 TASKS = FIRST_TURNS | {"gsm8k": PROMPTS, "humaneval": PROMPTS}
 
@@ -36,7 +37,8 @@ def equally_trained(run: Run) -> Measured:
     prompts = {task: len(ids) for task, ids in loaded.prompts.items()}
     notes = {"steps": LONG_STEPS}
     return {
-        figure: {**compared(rows["edd"], rows[rival], prompts), **notes} for figure, rival in RIVALS.items()
+        figure: {**compared(rows[ours], rows[theirs], prompts), **notes}
+        for figure, (ours, theirs) in COMPARED.items()
     }
 
 
@@ -57,6 +59,7 @@ GROUPS = [
         {
             "edd_vs_eagle": ">= 1.0",
             "edd_vs_eagle_mtp": ">= 1.0",
+            "best_vs_mtp_eagle": "> 1.0",
             "edd_vs_medusa": ">= 1.0",
             "edd_vs_vdm": ">= 1.0",
             "kl_vs_ce": "> 1.0",

@@ -21,6 +21,8 @@ def log(levels, tokens=1_000_000, each=2):
 def test_tokens_are_those_seen_before_an_evaluation():
     curve = curves.read_curve("a", log([1.2, 1.3, 1.5]))
     assert (curve.tokens, curve.accept_len) == ([2.0, 4.0, 6.0], [1.2, 1.3, 1.5])
+    kept = json.loads(json.dumps({"curve": curves.points(log([1.2, 1.3, 1.5]))}))
+    assert curves.read_curve("a", kept) == curve
 
 
 def test_the_last_point_is_left_out_of_its_prediction():

@@ -95,7 +95,7 @@ def test_figures_compare_equal_training_at_the_rate_best_for_it(monkeypatch):
     favourite = {"edd": 1e-3, "eagle": 2e-3, "medusa": 4e-3, "vdm": 8e-3}
 
     def value(drafter, training):
-        better = 0.1 * drafter.input_norms + 0.05 * (training.loss == "ce")
+        better = 0.1 * drafter.input_norms + 0.3 * drafter.anchor + 0.05 * (training.loss == "ce")
         worse = 0.01 * training.seed + 10 * abs(training.lr - favourite[drafter.kind])
         return levels[drafter.kind] + better - worse
 
@@ -112,6 +112,7 @@ def test_figures_compare_equal_training_at_the_rate_best_for_it(monkeypatch):
     assert found["edd_vs_eagle"]["value"] == pytest.approx(1.49 / 1.59)
     assert found["edd_vs_eagle"]["interval"] == pytest.approx([1.48 / 1.6, 1.5 / 1.58])
     assert found["edd_vs_eagle_mtp"]["value"] == pytest.approx(1.49 / 1.69)
+    assert found["best_vs_mtp_eagle"]["value"] == pytest.approx(1.79 / 1.69)
     assert found["kl_vs_ce"]["value"] == pytest.approx(1.49 / 1.54)
     assert found["states_vs_none"]["value"] == found["edd_vs_vdm"]["value"] == pytest.approx(1.49 / 1.39)
     assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(1.49 / 1.59)
