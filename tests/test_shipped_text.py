@@ -6,6 +6,7 @@ import json
 import random
 import re
 import runpy
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,18 @@ def test_the_shipped_answers_hold_no_evaluation_prompt_and_their_hash_is_the_doc
     assert len(tasks) > 500 and len(sentences) > 50 and not lines & sentences
     documented = (data / "README.md").read_text(encoding="utf-8")
     assert all(sha256_file(path) in documented for path in files)
+
+
+def test_written_prompts_are_each_another_and_none_of_an_evaluation():
+    prompts = script("written_prompts.py")["prompts"]
+    drawn = list(prompts(3000, 1))
+    assert drawn == list(prompts(3000, 1)) and drawn[:20] != list(prompts(20, 2))
+    requests = [request for _, request in drawn]
+    assert len(set(requests)) == 3000 and not any("{" in request for request in requests)
+    assert min(Counter(kind for kind, _ in drawn).values()) > 200
+    names = ("eval", "tuning_prompts.jsonl", "validation_prompts.jsonl", "heldout_prompts.jsonl")
+    evaluation = EvaluationPrompts.read([str(SCRIPTS.parent / "data" / name) for name in names])
+    assert not [request for request in requests if evaluation.overlap(request)]
 
 
 def test_gsm8k_and_oasst_prompts(tmp_path):
