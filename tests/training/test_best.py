@@ -1,6 +1,8 @@
 """The drafter of the best evaluation is the one that is taken."""
 
 import itertools
+import json
+import random
 import shutil
 
 import pytest
@@ -8,9 +10,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerState
 
+from drafttrain.data.build import build_corpus
+from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.training.best import best_evaluation
 from drafttrain.training.validation import Validation
 from drafttrain.utils.files import read_json
+from tests.training.conftest import QUESTIONS
 
 
 def weights(out):
@@ -140,3 +145,37 @@ def test_the_best_evaluation(lengths, lost, chosen):
     log = [{"step": i + 1, "eval_accept_len": length} for i, length in enumerate(lengths)]
     found = best_evaluation(TrainerState(log_history=[{"step": 1, "loss": 9.0}, *log]), lost)
     assert (found and found["step"]) == chosen
+
+
+def test_a_drafter_that_forgets_is_not_taken(run_training, taught_folder, tiny_llama, tmp_path):
+    """Nothing is replaced here: on strange text the loss falls, while drafts for the prompts get worse."""
+    rng, source = random.Random(0), tmp_path / "strange.jsonl"
+    words = "zinc lava mole jump tent quiz fork salt wolf barn".split()
+    with open(source, "w", encoding="utf-8") as file:
+        for i in range(60):
+            answer = " ".join(rng.choices(words, k=24))
+            turns = [{"from": "human", "value": f"Words {i}"}, {"from": "gpt", "value": answer}]
+            file.write(json.dumps({"id": str(i), "conversations": turns}) + "\n")
+    config = CorpusConfig(sources=[Source(str(source))], max_length=96, validation_fraction=0.1)
+    build_corpus(config, tiny_llama[1], tmp_path / "strange")
+    prompts = tmp_path / "prompts.jsonl"
+    asked = [f"{question} {i}" for i in range(2) for question in QUESTIONS]
+    prompts.write_text(
+        "".join(json.dumps({"id": str(i), "prompt": one}) + "\n" for i, one in enumerate(asked))
+    )
+    decoded = {"eval_prompts": str(prompts), "eval_prompt_limit": 8, "eval_new_tokens": 24}
+    able = run_training("able", target=taught_folder, max_steps=60, lr=1e-2, **decoded)
+    out = run_training(
+        "out",
+        target=taught_folder,
+        corpus=tmp_path / "strange",
+        init_from=str(able / "drafter"),
+        lr=1e-2,
+        max_steps=24,
+        eval_steps=6,
+        **decoded,
+    )
+    first, *_, last = evaluations(out)
+    assert last["eval_loss"] < first["eval_loss"] and last["eval_accept_len"] < first["eval_accept_len"] - 0.2
+    record = read_json(out / "drafter" / "config.json")["training"]
+    assert record["chosen_step"] == first["step"] and record["steps"] == last["step"]
