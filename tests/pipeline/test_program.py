@@ -346,18 +346,28 @@ def test_a_stop_token_inside_the_tree(members, whole, texts, prompts):
         )
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("quality", [True, False])
-def test_the_committed_keys_are_those_of_a_plain_forward(members, whole, texts, prompts, quality):
-    target, expected = whole("llama", [1]), texts("llama", 0)
+@pytest.mark.parametrize(
+    ("mode", "groups", "layers"),
+    [(pp, None, 1), (stpp, None, 1), (pipedec, None, 1), (pipedec, None, 3), (pipedec, (1, 2), 1)],
+)
+def test_the_committed_keys_are_those_of_a_plain_forward(
+    members, whole, texts, prompts, family, sampling, quality, mode, groups, layers
+):
+    target, expected = whole(family, [1]), texts(family, 0, sampling)
     drafter = Replay(target, [[*prompts[0], *expected]], lambda *_: quality)
-    pipeline = members("llama", (1, 2, 1), drafter, [1])
-    decode(pipedec, pipeline, prompts[0])
+    policy = ChainPolicy(3) if mode is stpp else None
+    pipeline = members(family, (1, 2, 1), drafter, [1], groups=groups, policy=policy)
+    found = decode(mode, pipeline, prompts[0], sampling, depth=3, layers=layers)
+    assert found.tokens == expected
     text = torch.tensor([[*prompts[0], *expected]])
     plain = target.model(input_ids=text, use_cache=True)[CACHE_ARGUMENT]
     for member in pipeline:
         cache = member.stage.cache
         n = int(cache.lengths[0])
-        assert n >= len(prompts[0]) + NEW - 2
+        assert n >= len(prompts[0]) + NEW - 1 - layers  # the last tokens are of no further use
         for place, block in enumerate(member.stage.part.blocks):
             keys, values = cache.keys_values(place, n)
             layer = plain.layers[block]
