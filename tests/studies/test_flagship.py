@@ -1,6 +1,8 @@
 """The studies of topic `flagship` on tiny models."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -41,12 +43,14 @@ def test_texts_of_generate_are_compared_and_gone_on_with(
 
 def test_best_accept_len_is_that_of_the_stored_runs(tiny_bundle, questions, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(flagship, "DRAFTER", str(tiny_bundle))
+    shutil.copytree(tiny_bundle, tmp_path / "other")
+    monkeypatch.setattr(flagship, "DRAFTERS", (str(tiny_bundle), str(tmp_path / "other")))
     monkeypatch.setattr(flagship, "TASKS", dict.fromkeys(("mt_bench", "gsm8k"), (str(questions), 80)))
     monkeypatch.setattr(flagship, "TUNING", str(questions))
     monkeypatch.setattr(flagship, "NEW_TOKENS", 6)
     found = flagship.best_accept_len(Run("flagship", quick=True))
-    rows = [json.loads(line) for line in open("runs/figures/quick/best_accept_len/measurements.jsonl")][1:]
+    folder = Path("runs/figures/quick/best_accept_len") / tiny_bundle.name
+    rows = [json.loads(line) for line in open(folder / "measurements.jsonl")][1:]
     assert len(rows) == 4
     for figure in found.values():
         runs = [row["runs"][figure["tree"]] for row in rows if row["task"] == "mt_bench"]
@@ -56,6 +60,9 @@ def test_best_accept_len_is_that_of_the_stored_runs(tiny_bundle, questions, tmp_
         ratios = [a / b for a, b in counts]
         assert min(ratios) <= low <= figure["value"] <= high <= max(ratios)
         assert set(figure["tasks"]) == {"mt_bench", "gsm8k"}
+        [(other, row)] = figure["others"].items()  # of two that are alike the first
+        assert figure["drafter"] == str(tiny_bundle) and other == str(tmp_path / "other")
+        assert row["value"] == figure["value"] and figure["tuning"] == row["tuning"] >= 1
     assert found["best_accept_len_chain"]["tree"] == "chain:length=5"
     assert found["best_accept_len_tree"]["tree"] in flagship.TREES
 
