@@ -121,7 +121,7 @@ def test_kinds(kind, says, cites, never, tiny_target, tiny_target_folder, tmp_pa
     assert says in text and cites in text and never not in text
     assert "over 200 of the target's 512 tokens" in text
     assert kind in ModelCard(text).data.tags
-    assert ("It runs in drafttrain only" in text) == (kind == "edd")
+    assert ("It needs drafttrain, inside `generate` of transformers too" in text) == (kind == "edd")
 
 
 def test_papers_of_what_the_bundle_holds(bundle):
