@@ -43,10 +43,11 @@ def seconds_per_token(
         own = [one for one in grown if one.repeat == repeat]
         seconds, tokens = 0.0, 0
         for one in own:
-            part = one.parts[component] if component else one
-            seconds, tokens = seconds + part.seconds, tokens + part.tokens
+            parts = [one.parts[component]] if component else one.parts.values()
+            whole = one.parts[component] if component else one
+            seconds, tokens = seconds + whole.seconds, tokens + whole.tokens
             if without_prompts:
-                seconds -= total([one], component).prompt_seconds
+                seconds -= sum(part.prompt_seconds for part in parts)
         rates.append(seconds / tokens)
     return statistics.median(rates)
 
