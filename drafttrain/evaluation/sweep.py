@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from drafttrain.utils.writing import write_json, write_text
 
 GRID = 101  # values of accept_len over which a ratio is averaged
 FIXED = (0.25, 0.5, 0.75)  # positions in the common range at which a ratio is also reported by itself
+RESAMPLES = 1000  # of the prompts, for intervals
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Point:
         repetition: share of emitted tokens in them.
         tokens_per_second: prompt encoding included; policies do not take turns, so only a hint. 0: not timed,
             because several prompts were decoded at a time.
+        by_prompt: tokens emitted by steps, steps and verified tokens of each prompt; none in older files.
     """
 
     tree: str
@@ -62,6 +64,7 @@ class Point:
     accept_len_nonrepeated: float | None
     repetition: float
     tokens_per_second: float
+    by_prompt: list[list[int]] = field(default_factory=list)
 
     @property
     def family(self) -> str:
@@ -77,6 +80,8 @@ class Comparison:
         low, high: common range of accept_len.
         mean: mean ratio over it.
         at: ratio at some values of accept_len.
+        interval: 95 % confidence interval of the mean: percentile bootstrap over prompts, with new fronts in
+            each resample. None: the counts of single prompts are not known, or there is only one.
     """
 
     family: str
@@ -84,6 +89,7 @@ class Comparison:
     high: float
     mean: float
     at: dict[float, float]
+    interval: list[float] | None = None
 
 
 def sweep(
@@ -141,12 +147,14 @@ def sweep(
         # a file for each: a sweep of more policies, or fewer, does not repeat what is measured
         path = out / "measurements" / f"{fingerprint(tree)}.json"
         key = [*made_from, *_depends_on(loaded, folder, tree)]
-        if (stats := _read_counts(path, key)) is None:
+        if (counts := _read_counts(path, key)) is None:
             shown = f"{tree} ({number} of {len(trees)})"
-            stats = count_tokens(loaded, tree, task, rows, max_new_tokens, shown)
-            write_json(path, {"measured": fingerprint([key, asdict(stats)]), "stats": asdict(stats)})
-        values = {name: getattr(stats, name) for name in Point.__dataclass_fields__ if name != "tree"}
-        points.append(Point(tree, **values))
+            counts = count_tokens(loaded, tree, task, rows, max_new_tokens, shown)
+            kept = [asdict(counts[0]), counts[1]]
+            write_json(path, {"measured": fingerprint([key, kept]), "stats": kept[0], "by_prompt": kept[1]})
+        stats, by_prompt = counts
+        names = [name for name in Point.__dataclass_fields__ if name not in ("tree", "by_prompt")]
+        points.append(Point(tree, **{name: getattr(stats, name) for name in names}, by_prompt=by_prompt))
         if rows > 1:
             points[-1].tokens_per_second = 0.0
     comparisons = compare_families(points, reference)
@@ -170,23 +178,26 @@ def _depends_on(loaded: Bundle, folder: Path, tree: str) -> list[str]:
     return depends
 
 
-def _read_counts(path: Path, key: list[Any]) -> DecodeStats | None:
+def _read_counts(path: Path, key: list[Any]) -> tuple[DecodeStats, list[list[int]]] | None:
     """Return the counts that were made for this key; None where the file is missing, of another key, damaged
     or edited."""
     with contextlib.suppress(UserError, KeyError, TypeError):
         counts = read_json(path)
-        if counts["measured"] == fingerprint([key, counts["stats"]]):
-            return DecodeStats(**counts["stats"])
+        if counts["measured"] == fingerprint([key, [counts["stats"], counts["by_prompt"]]]):
+            return DecodeStats(**counts["stats"]), counts["by_prompt"]
     return None
 
 
 def count_tokens(
     loaded: Bundle, tree: str, task: Task, rows: int, max_new_tokens: int, shown: str
-) -> DecodeStats:
+) -> tuple[DecodeStats, list[list[int]]]:
     """Decode all turns of a task greedily, `rows` prompts at a time.
 
     Args:
         shown: title of the progress bar.
+
+    Returns:
+        the statistics of all, and `Point.by_prompt`.
 
     Raises:
         UserError: a prompt does not fit the target; before anything is decoded where that is certain.
@@ -202,7 +213,7 @@ def count_tokens(
     turns = [min(task.turns, len(prompt.turns)) for prompt in task.prompts]
     for i, played in enumerate(turns):
         encode(i, [""] * (played - 1))  # too long even with empty answers to the earlier turns
-    stats = DecodeStats()
+    stats, by_prompt = DecodeStats(), [[0, 0, 0] for _ in turns]
     answers: list[list[str]] = [[] for _ in turns]
     with counted(shown, task.n_turns, "turns") as step:
         for turn in range(max(turns)):
@@ -210,46 +221,114 @@ def count_tokens(
             ids = [encode(i, answers[i]) for i in asked]
             outputs: list[list[int]] = [[] for _ in asked]
             for made in decode(target, proposer, ids, max_new_tokens, stats=stats, max_rows=rows):
-                for output, tokens, ended in zip(outputs, made.tokens, made.finish_reason):
+                parts = zip(asked, outputs, made.tokens, made.verified, made.finish_reason)
+                for i, output, tokens, verified, ended in parts:
+                    if output and tokens:  # its first token comes from the prompt's forward
+                        added = (len(tokens), 1, verified)
+                        by_prompt[i] = [sum(pair) for pair in zip(by_prompt[i], added)]
                     output += tokens
                     if ended:
                         step()
             for i, tokens in zip(asked, outputs):
                 answers[i].append(target.tokenizer.decode(tokens, skip_special_tokens=True))
-    return stats
+    return stats, by_prompt
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
     """Return the points that no other matches in accept_len with fewer verified tokens, by accept_len."""
-    front: list[Point] = []
-    for point in sorted(points, key=lambda p: (-p.accept_len, p.verify_per_step)):
-        if not front or point.verify_per_step < front[-1].verify_per_step:
-            front.append(point)
-    return front[::-1]
+    return [points[i] for i in _front(*_coordinates(points))]
+
+
+def _coordinates(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
+    """Return accept_len and verified tokens per step of some points, each [points]."""
+    return np.array([p.accept_len for p in points]), np.array([p.verify_per_step for p in points])
+
+
+def _front(accept_len: np.ndarray, verified: np.ndarray) -> np.ndarray:
+    """Return the places of the points of a Pareto front, by accept_len."""
+    order = np.lexsort((verified, -accept_len))
+    fewest = np.minimum.accumulate(np.append(np.inf, verified[order]))[:-1]  # of those with longer ones
+    return order[verified[order] < fewest][::-1]
 
 
 def compare_families(points: Sequence[Point], reference: str) -> list[Comparison]:
     """Compare each family but the reference with it, where their fronts have a common range of accept_len; on
     straight lines between the points of a front."""
-    fronts = {
-        # one that verifies nothing gives no ratio
-        family: pareto_front([p for p in points if p.family == family and p.verify_per_step > 0])
-        for family in dict.fromkeys(point.family for point in points)
-    }
-    base = fronts.pop(reference, [])
-    comparisons = []
-    for family, front in fronts.items():
-        if not base or not front:
+    families = _families(points)
+    base, comparisons = families.pop(reference, []), []
+    for family, own in families.items():
+        if (found := _ratios(_coordinates(own), _coordinates(base))) is None:
             continue
-        low = max(front[0].accept_len, base[0].accept_len)
-        high = min(front[-1].accept_len, base[-1].accept_len)
-        if low > high:
-            continue
-        grid = np.linspace(low, high, GRID)
-        ratios = verified_at(front, grid) / verified_at(base, grid)  # [GRID]
+        grid, ratios = found
         at = {float(grid[i]): float(ratios[i]) for i in (round(share * (GRID - 1)) for share in FIXED)}
-        comparisons.append(Comparison(family, low, high, float(ratios.mean()), at))
+        interval = interval_of(resampled_means(points, family, reference))
+        low, high = float(grid[0]), float(grid[-1])
+        comparisons.append(Comparison(family, low, high, float(ratios.mean()), at, interval))
     return comparisons
+
+
+def interval_of(drawn: np.ndarray | None) -> list[float] | None:
+    """Return the 95 % confidence interval of resampled means [RESAMPLES], NaN left out; None without any."""
+    if drawn is None or np.isnan(drawn).all():
+        return None
+    return np.nanquantile(drawn, [0.025, 0.975]).tolist()
+
+
+def resampled_means(points: Sequence[Point], family: str, reference: str) -> np.ndarray | None:
+    """Return `Comparison.mean` in resamples of the prompts, float64 [RESAMPLES]; NaN where one has no
+    accept_len in common.
+
+    None: the counts of single prompts are not known, or there is only one.
+    """
+    families = _families(points)
+    own, base = families[family], families[reference]
+    if min(len(point.by_prompt) for point in [*own, *base]) < 2:
+        return None
+    counts = np.array([point.by_prompt for point in [*own, *base]])  # [points, prompts, 3]
+    prompts = counts.shape[1]
+    draws = np.random.default_rng(0).integers(prompts, size=(RESAMPLES, prompts))
+    means, n = np.full(RESAMPLES, np.nan), len(own)
+    for i, drawn in enumerate(counts[:, draws].sum(2).transpose(1, 2, 0)):
+        emitted, steps, verified = drawn  # each [points]
+        if not verified.all():
+            continue  # one that verifies nothing gives no ratio
+        lengths, sizes = emitted / steps, verified / steps
+        if (found := _ratios((lengths[:n], sizes[:n]), (lengths[n:], sizes[n:]))) is not None:
+            means[i] = found[1].mean()
+    return means
+
+
+def _families(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """Group points; one that verifies nothing gives no ratio."""
+    families: dict[str, list[Point]] = {}
+    for point in points:
+        if point.verify_per_step > 0:
+            families.setdefault(point.family, []).append(point)
+    return families
+
+
+def _ratios(
+    own: tuple[np.ndarray, np.ndarray], base: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return accept_len over the common range of two fronts, and the ratio of verified tokens there, each
+    [GRID]; None if they have none.
+
+    Args:
+        own, base: accept_len and verified tokens per step, each [points].
+    """
+    if not len(own[0]) or not len(base[0]):
+        return None
+    fronts = []
+    for accept_len, verified in (own, base):
+        front = _front(accept_len, verified)
+        fronts.append((accept_len[front], verified[front]))
+    low = max(accept_len[0] for accept_len, _ in fronts)
+    high = min(accept_len[-1] for accept_len, _ in fronts)
+    if low > high:
+        return None
+    grid = np.linspace(low, high, GRID)
+    mine, others = (np.interp(grid, *front) for front in fronts)  # each [GRID]
+    return grid, mine / others
 
 
 def verified_at(front: Sequence[Point], accept_len: np.ndarray) -> np.ndarray:
@@ -276,9 +355,10 @@ def _print(
     lines = []
     for c in comparisons:
         at = ", ".join(f"{ratio:.3f} at {accept_len:.2f}" for accept_len, ratio in c.at.items())
+        interval = f" ({c.interval[0]:.3f} to {c.interval[1]:.3f})" if c.interval else ""
         lines.append(
-            f"{c.family} verifies {c.mean:.3f} of the draft tokens of {reference} at equal accept_len (mean "
-            f"over {c.low:.2f} to {c.high:.2f}; {at})"
+            f"{c.family} verifies {c.mean:.3f}{interval} of the draft tokens of {reference} at equal "
+            f"accept_len (mean over {c.low:.2f} to {c.high:.2f}; {at})"
         )
     families = {point.family for point in points}
     if reference not in families:

@@ -28,6 +28,7 @@ from studies.figures import (
     hostile,
     machine,
     pipedec,
+    published,
     report,
     second_target,
     seed,
@@ -49,7 +50,7 @@ TOPICS = {
     "seed": seed.GROUPS,
     "pipedec": pipedec.GROUPS,
     "hostile": hostile.GROUPS,
-    "flagship": [*flagship.GROUPS, *second_target.GROUPS],
+    "flagship": [*flagship.GROUPS, *published.GROUPS, *second_target.GROUPS],
     "baselines": [*drafters.GROUPS, *vllm.GROUPS, *baselines.GROUPS, *report.GROUPS],
 }
 

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,15 @@ from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.metrics import Measurement, ratio, ratio_interval, ratio_spread, tabulate
-from drafttrain.evaluation.sweep import Point, compare_families, pareto_front, sweep, verified_at
+from drafttrain.evaluation.sweep import (
+    Point,
+    compare_families,
+    interval_of,
+    pareto_front,
+    resampled_means,
+    sweep,
+    verified_at,
+)
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.run.c2t import dump_trees
@@ -71,8 +79,9 @@ REPEATS = 3
 EAGLE2 = [f"eagle2:top_k=10,max_depth=10,total={n}" for n in (4, 8, 14, 24, 40, 60)]
 EAGLE2 += ["eagle2:top_k=4,max_depth=5,total=8", "eagle2:top_k=4,max_depth=6,total=16"]
 EAGLE2 += [f"eagle2:top_k=10,max_depth=6,total={n}" for n in (24, 50)]
-JOINT = [f"joint:threshold={p}" for p in (0.35, 0.2, 0.11, 0.06, 0.03, 0.015)]
-C2T = [f"c2t:beta={p}" for p in (0.45, 0.3, 0.18, 0.1, 0.05, 0.025)]
+# as many settings of each family: more points lower a front
+JOINT = [f"joint:threshold={p}" for p in (0.35, 0.25, 0.17, 0.12, 0.086, 0.061, 0.043, 0.03, 0.021, 0.015)]
+C2T = [f"c2t:beta={p}" for p in (0.45, 0.33, 0.24, 0.17, 0.125, 0.09, 0.065, 0.048, 0.034, 0.025)]
 CHAINS = [f"chain:length={n}" for n in (5, 6, 7, 8, 9, 10)]
 CHAINS += [f"c2t_chain:beta={p}" for p in (0.4, 0.25, 0.15, 0.08, 0.04, 0.02)]
 CHAINS += [f"dyjoint:threshold={p}" for p in (0.4, 0.25, 0.15, 0.08, 0.04, 0.015)]
@@ -159,21 +168,15 @@ def thinned(run: Run, trees: Sequence[str]) -> list[str]:
 
 def swept(run: Run) -> Measured:
     """C2T, EAGLE-2 and a threshold on joint probability over all tasks."""
-    folder = run.folder("c2t_sweep")
-    trees = [tree for family in (EAGLE2, JOINT, C2T) for tree in thinned(run, family)]
-    against: dict[str, dict[str, Any]] = {"eagle2": {}, "joint": {}}
-    place, size = classifier(run), {}
-    for task, path in (TASKS | run.more_prompts).items():
-        prompts = subset(run, folder, task, path, full=None if task == "mt_bench" else AT_LEAST)
-        size[task] = count(prompts)
-        points = sweep(
-            DRAFTER, prompts, trees, folder / task, "eagle2", NEW_TOKENS, classifier=place, rows=ROWS_AT_ONCE
-        )[0]
-        for reference, tasks in against.items():
-            found = [c for c in compare_families(points, reference) if c.family == "c2t"]
-            tasks[task] = asdict(found[0]) if found else None
+    tasks = {
+        task: (path, None if task == "mt_bench" else AT_LEAST)
+        for task, path in (TASKS | run.more_prompts).items()
+    }
+    place = classifier(run)
+    found, size = compared(run, DRAFTER, place, tasks, run.folder("c2t_sweep"))
+    notes = {**classifier_notes(place), "size": {"prompts": size}}
     return {
-        name: {**mean_over_tasks(against[reference]), **classifier_notes(place), "size": {"prompts": size}}
+        name: {**found[reference], **notes}
         for name, reference in (
             ("verify_tokens_vs_eagle2", "eagle2"),
             ("verify_tokens_vs_p_threshold", "joint"),
@@ -181,12 +184,67 @@ def swept(run: Run) -> Measured:
     }
 
 
-def mean_over_tasks(tasks: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """The mean ratio of all tasks, and each of them."""
+def compared(
+    run: Run,
+    bundle: str | Path,
+    place: Path,
+    tasks: Mapping[str, tuple[str, int | None]],
+    folder: Path,
+    target: str | None = None,
+) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
+    """Compare C2T at equal accept_len with EAGLE-2 and with a threshold on joint probability.
+
+    Args:
+        place: folder of the classifier.
+        tasks: name -> (file, prompts at full size).
+        target: of the bundle; None for the one that it names.
+
+    Returns:
+        `mean_over_tasks` by reference, and the prompts of each task.
+    """
+    trees = [tree for family in (EAGLE2, JOINT, C2T) for tree in thinned(run, family)]
+    against: dict[str, dict[str, Any]] = {"eagle2": {}, "joint": {}}
+    drawn: dict[str, list[np.ndarray]] = {"eagle2": [], "joint": []}
+    size = {}
+    for task, (path, full) in tasks.items():
+        prompts = subset(run, folder, task, path, full=full)
+        size[task] = count(prompts)
+        points = sweep(
+            bundle,
+            prompts,
+            trees,
+            folder / task,
+            "eagle2",
+            NEW_TOKENS,
+            target=target,
+            classifier=place,
+            rows=ROWS_AT_ONCE,
+        )[0]
+        for reference, of_tasks in against.items():
+            found = [c for c in compare_families(points, reference) if c.family == "c2t"]
+            of_tasks[task] = asdict(found[0]) if found else None
+            if (means := resampled_means(points, "c2t", reference)) is not None:
+                drawn[reference].append(means)
+    return {name: mean_over_tasks(of_tasks, drawn[name]) for name, of_tasks in against.items()}, size
+
+
+def mean_over_tasks(
+    tasks: dict[str, dict[str, Any] | None], drawn: Sequence[np.ndarray] = ()
+) -> dict[str, Any]:
+    """The mean ratio of all tasks with its interval, and each of them.
+
+    Args:
+        drawn: the ratio of each task in resamples of its prompts; the intervals are left out where one of a
+            task is missing.
+    """
     if missing := [task for task, found in tasks.items() if found is None]:
         return {"value": None, "error": f"no accept_len in common on {', '.join(missing)}", "tasks": tasks}
     means = {task: found["mean"] for task, found in tasks.items()}
-    notes = {"worst": max(means.values()), "tasks": tasks}
+    notes: dict[str, Any] = {"worst": max(means.values()), "tasks": tasks}
+    if len(drawn) == len(tasks):
+        # in an order of its own: tasks of as many prompts have the same draws
+        apart = [np.random.default_rng(i).permutation(means) for i, means in enumerate(drawn)]
+        notes["interval"] = interval_of(np.mean(apart, 0))
     return {"value": statistics.mean(means.values()), **notes}
 
 

@@ -5,6 +5,7 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -49,6 +50,47 @@ def test_ratios_at_equal_accept_len():
     assert compare_families(half, "eagle2") == []
 
 
+def counted_point(tree: str, by_prompt: list[list[int]]) -> Point:
+    """Return a point of such counts of its prompts."""
+    emitted, steps, verified = (sum(column) for column in zip(*by_prompt))
+    made = point(tree, emitted / steps, verified / steps)
+    return replace(made, by_prompt=by_prompt)
+
+
+def test_intervals_resample_prompts_and_make_new_fronts():
+    """Against one resample after another, on points of the drawn prompts."""
+    rng = np.random.default_rng(3)
+    settings = {"c2t": (1, 3, 5, 9), "eagle2": (2, 4, 8, 12)}
+    points = []
+    for family, sizes in settings.items():
+        for size in sizes:
+            steps = rng.integers(5, 9, 6)
+            emitted = steps + rng.binomial(steps * 2, size / 14)
+            counts = np.stack([emitted, steps, steps * size], 1)  # [6, 3]
+            points.append(counted_point(f"{family}:n={size}", counts.tolist()))
+    [found] = compare_families(points, "eagle2")
+    means = []
+    for row in np.random.default_rng(0).integers(6, size=(module.RESAMPLES, 6)):
+        drawn = [counted_point(p.tree, [p.by_prompt[i] for i in row]) for p in points]
+        own, base = (pareto_front([p for p in drawn if p.family == family]) for family in ("c2t", "eagle2"))
+        low = max(own[0].accept_len, base[0].accept_len)
+        high = min(own[-1].accept_len, base[-1].accept_len)
+        if low <= high:
+            grid = np.linspace(low, high, module.GRID)
+            means.append((module.verified_at(own, grid) / module.verified_at(base, grid)).mean())
+    assert len(means) > 900 and found.interval == pytest.approx(np.quantile(means, [0.025, 0.975]).tolist())
+    assert found.interval[0] < found.mean < found.interval[1]
+
+    alone = [replace(p, by_prompt=p.by_prompt[:1]) for p in points]
+    older = [replace(p, by_prompt=[]) for p in points]
+    assert all(compare_families(made, "eagle2")[0].interval is None for made in (alone, older))
+    apart = [counted_point("a:n=1", [[4, 4, 4]] * 2), counted_point("b:n=1", [[4, 4, 8]] * 2)]
+    assert compare_families(apart, "b")[0].interval == [0.5, 0.5]
+    silent = [counted_point("a:n=1", [[4, 4, 0], [4, 4, 4]]), counted_point("b:n=1", [[4, 4, 8]] * 2)]
+    assert np.isnan(module.resampled_means(silent, "a", "b")).mean() == pytest.approx(0.25, abs=0.05)
+    assert module.interval_of(np.full(3, np.nan)) is None
+
+
 @pytest.fixture
 def classifier(tmp_path):
     torch.manual_seed(0)
@@ -70,11 +112,14 @@ def test_end_to_end(tiny_bundle, questions, classifier, tmp_path, monkeypatch, c
 
     loaded = load_bundle(tiny_bundle, dtype="float32", device="cpu", classifier=classifier)
     for found, tree in zip(points, trees):
-        stats = DecodeStats()
+        stats, by_prompt = DecodeStats(), []
         for prompt in read_prompts(questions, 2):
             ids = prompt.token_ids(loaded.target.tokenizer)
-            stats += decode_all(loaded.target, loaded.proposer(tree), [ids], 8)[1]
+            own = decode_all(loaded.target, loaded.proposer(tree), [ids], 8)[1]
+            by_prompt.append([own.new_tokens - 1, own.steps, own.verify_tokens])
+            stats += own
         assert (found.tree, found.accept_len) == (tree, stats.accept_len)
+        assert found.by_prompt == by_prompt
         assert found.verify_per_step == stats.verify_tokens / stats.steps > 0
 
     decoded = []
@@ -118,7 +163,9 @@ def test_several_prompts_at_a_time(tiny_bundle, questions, tmp_path, monkeypatch
         sweep(tiny_bundle, prompts, trees, tmp_path / "none", rows=0, **options)
 
 
-@pytest.mark.parametrize("damage", ["a list", "no stats", "a key less", "another type", "half", "a row"])
+@pytest.mark.parametrize(
+    "damage", ["a list", "no stats", "a key less", "another type", "half", "a row", "no prompts", "edited"]
+)
 def test_a_file_that_holds_no_counts_is_measured_again(damage, tiny_bundle, questions, tmp_path):
     prompts = PromptSet("prompts", str(questions), 1)
     options = {"max_new_tokens": 2, "dtype": "float32", "device": "cpu", "rows": 2}
@@ -133,6 +180,10 @@ def test_a_file_that_holds_no_counts_is_measured_again(damage, tiny_bundle, ques
         kept["stats"]["steps"] = "many"
     elif damage == "a row":
         kept["stats"] = [1, 2]
+    elif damage == "no prompts":
+        del kept["by_prompt"]
+    elif damage == "edited":
+        kept["by_prompt"][0][0] += 1
     path.write_text("[1]" if damage == "a list" else json.dumps(kept)[: 20 if damage == "half" else None])
     again, _ = sweep(tiny_bundle, prompts, ["chain:length=1"], tmp_path, **options)
     assert again == first and json.loads(path.read_text())["stats"]["steps"] == first[0].steps

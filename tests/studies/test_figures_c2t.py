@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -58,7 +59,7 @@ def test_sweeps_compare_families_on_all_tasks(topic, monkeypatch, questions):
     """C2T verifies half of what EAGLE-2 does and two thirds of what the threshold does, at any accept_len."""
     asked = []
 
-    def sweep(bundle, prompts, trees, out, reference, tokens, classifier, rows):
+    def sweep(bundle, prompts, trees, out, reference, tokens, target, classifier, rows):
         asked.append((prompts.name, len(Path(prompts.path).read_text().splitlines()), Path(classifier)))
         return [*line("eagle2", 6), *line("joint", 4.5), *line("c2t", 3)], []
 
@@ -89,6 +90,12 @@ def test_no_classifier_is_an_error_of_one_line(topic):
 def test_mean_over_tasks(topic):
     found = topic.mean_over_tasks({"a": {"mean": 0.5}, "b": {"mean": 0.9}})
     assert found["value"] == pytest.approx(0.7) and found["worst"] == 0.9
+    assert "interval" not in found
+    tasks, drawn = {"a": {"mean": 0.5}, "b": {"mean": 0.9}}, np.linspace(0.4, 0.6, 1000)
+    of_both = topic.mean_over_tasks(tasks, [drawn, drawn + 0.4])["interval"]
+    # the mean of two that vary apart varies less than either
+    assert 0.62 < of_both[0] < 0.64 and 0.76 < of_both[1] < 0.78
+    assert "interval" not in topic.mean_over_tasks(tasks, [drawn])
     missing = topic.mean_over_tasks({"a": {"mean": 0.5}, "b": None})
     assert missing["value"] is None and "common on b" in missing["error"]
 
