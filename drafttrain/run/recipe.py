@@ -323,7 +323,7 @@ def _check_values(recipe: Recipe) -> None:
             raise UserError(
                 f"{key}: must not be among evaluate.prompts, got {prompts.path}; choose on others"
             )
-    if recipe.training.argmax_share or recipe.training.unreached_weight < 1:
+    if recipe.training.has_emphasis:
         from drafttrain.training.emphasis import emphasis_of  # for trainings with it
 
         emphasis_of(recipe.training, recipe.drafter.kind == "edd")

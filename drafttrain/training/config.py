@@ -39,6 +39,8 @@ class TrainingConfig:
         argmax_share: of cross-entropy with the target's most probable token in the loss; for EDD. 0: all KL.
         unreached_weight: weight of positions that greedy drafts do not reach, as one before them in their
             block is not the target's most probable token; for EDD. 1 is the paper's.
+        failed_weight: weight of the one position of each block at which a greedy draft fails as the drafter
+            is then, so that each step learns most from its own mistakes; for EDD. 1 is the paper's.
         kl_chunk: positions whose logits exist at once; 256 stays in a CPU cache and was fastest there.
         eval_steps: optimizer steps between evaluations (held-out loss and real accept_len).
         eval_prompts: JSONL with the prompts on which accept_len is measured during training.
@@ -82,6 +84,7 @@ class TrainingConfig:
     loss: Literal["kl", "ce", "acceptance"] = "kl"
     argmax_share: float = setting(0.0, ge=0, le=1)
     unreached_weight: float = setting(1.0, ge=0, le=1)
+    failed_weight: float = setting(1.0, ge=1)
     kl_chunk: int = setting(256, ge=1)
     eval_steps: int = setting(200, ge=1)
     eval_prompts: str | None = None
@@ -99,6 +102,11 @@ class TrainingConfig:
     init_from: str | None = None
     init_draft_vocab_size: int | None = setting(None, ge=1)
     deepspeed: str | None = setting(None, metadata=NO_CHANGE)
+
+    @property
+    def has_emphasis(self) -> bool:
+        """Return whether the loss weighs anything in a way that the papers do not have."""
+        return self.argmax_share > 0 or self.unreached_weight < 1 or self.failed_weight > 1
 
     def check(self) -> None:
         """Validate the settings and the DeepSpeed file.

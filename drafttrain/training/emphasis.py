@@ -1,5 +1,5 @@
-"""Weigh what greedy drafts are judged by: the target's most probable token, and positions that a chain of
-drafts reaches.
+"""Weigh what greedy drafts are judged by: the target's most probable token, positions that a chain of drafts
+reaches, and the one where it fails.
 
 A draft counts only if all before it in its block were accepted, and a greedy one is accepted if it is the
 target's most probable token. Tokens are those of the draft vocabulary, and a text that was sampled may go on
@@ -23,11 +23,13 @@ class Emphasis:
     Attributes:
         argmax_share: share of the cross-entropy with the target's most probable token in the loss.
         unreached_weight: of positions after one of their block where the most probable tokens differ.
+        failed_weight: of that one, the first of its block.
         first: index among the N positions of the first one of each one's block, int64 [N].
     """
 
     argmax_share: float
     unreached_weight: float
+    failed_weight: float
     first: torch.Tensor
     _last_wrong: torch.Tensor | None = field(default=None, repr=False)  # index, int64 []
 
@@ -52,7 +54,8 @@ class Emphasis:
         before = torch.cat([self._last_wrong[None], wrong]).cummax(0).values  # [1 + c] of all up to each one
         self._last_wrong = before[-1]
         is_reached = before[:-1] < self.first[start : start + len(p)]
-        return wanted, torch.where(is_reached, 1.0, self.unreached_weight)[:, None]
+        reached = torch.where(right, 1.0, self.failed_weight)
+        return wanted, torch.where(is_reached, reached, self.unreached_weight)[:, None]
 
 
 def first_of_blocks(wanted: torch.Tensor, block_start: torch.Tensor) -> torch.Tensor:
@@ -79,11 +82,11 @@ def emphasis_of(config: TrainingConfig, has_blocks: bool) -> Emphasizing:
     Raises:
         UserError: it is not, or on the text's tokens.
     """
-    share, least = config.argmax_share, config.unreached_weight
+    weights = config.argmax_share, config.unreached_weight, config.failed_weight
     if not has_blocks or config.loss == "ce":
         why = "loss: ce" if has_blocks else "a drafter without blocks (EDD has them)"
         raise UserError(
-            f"training.argmax_share, training.unreached_weight: must be 0 and 1 with {why}, got {share} and "
-            f"{least}"
+            "training.argmax_share, training.unreached_weight, training.failed_weight: must be 0, 1 and 1 "
+            f"with {why}, got {weights[0]}, {weights[1]} and {weights[2]}"
         )
-    return lambda wanted, layout: Emphasis(share, least, first_of_blocks(wanted, layout.block_start))
+    return lambda wanted, layout: Emphasis(*weights, first_of_blocks(wanted, layout.block_start))

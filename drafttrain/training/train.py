@@ -177,7 +177,7 @@ def train(
 
     clock = Clock(config.max_minutes, before)
     emphasis = None
-    if config.argmax_share or config.unreached_weight < 1:
+    if config.has_emphasis:
         from drafttrain.training.emphasis import emphasis_of  # which the papers do not have
 
         emphasis = emphasis_of(config, drafter.soft_prompts)

@@ -113,19 +113,16 @@ class Bench:
             for task, path in (tasks or TASKS).items()
         }
 
-    def states(self, name: str, responses: str, most: int | None, blocks: list[int]) -> dict[str, Path]:
+    def states(self, name: str, sources: list[Source], blocks: list[int]) -> dict[str, Path]:
         """Make a corpus of answers and the target's states over it."""
         corpus, states = self.out / name / "corpus", self.out / name / "states"
         corpus.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(corpus.parent / ".lock"):  # of other processes at the same study
-            self._collect(responses, most, blocks, corpus, states)
+            self._collect(sources, blocks, corpus, states)
         return {"corpus": corpus, "hidden_states": states}
 
-    def _collect(
-        self, responses: str, most: int | None, blocks: list[int], corpus: Path, states: Path
-    ) -> None:
+    def _collect(self, sources: list[Source], blocks: list[int], corpus: Path, states: Path) -> None:
         if not (corpus / "corpus.json").exists():
-            sources = [Source(responses, max_conversations=most)]
             config = CorpusConfig(sources, 1024, validation_fraction=0.01, exclude=self.exclude, processes=2)
             build_corpus(config, load_tokenizer(resolve_target(self.model)), corpus)
         config = CollectConfig(mode="offline", max_disk_gb=20)
@@ -249,12 +246,12 @@ def best(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def answers(bench: Bench) -> dict[str, Path]:
     """Return the states that all but `figure5` train on."""
-    return bench.states("answers", bench.responses, CONVERSATIONS, [-4])
+    return bench.states("answers", [Source(bench.responses, max_conversations=CONVERSATIONS)], [-4])
 
 
 def many_answers(bench: Bench) -> dict[str, Path]:
     """Return the states that the long trainings train on."""
-    return bench.states("many", bench.responses, LONG_CONVERSATIONS, [-4])
+    return bench.states("many", [Source(bench.responses, max_conversations=LONG_CONVERSATIONS)], [-4])
 
 
 def several_seeds(

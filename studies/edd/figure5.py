@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from drafttrain.data.config import Source
 from studies.arguments import start
 from studies.edd.bench import (
     DRAFTER,
@@ -30,7 +31,7 @@ def figure5(bench: Bench) -> dict[str, Any]:
     math = bench.out / "gsm8k_answers.jsonl"
     if not math.exists():
         write_math(Path(bench.responses), math)
-    made_from, rows = bench.states("math", str(math), None, list(BLOCKS)), {}
+    made_from, rows = bench.states("math", [Source(str(math))], list(BLOCKS)), {}
     rate = best_rate(bench, "edd", answers(bench))[0]
     for block in BLOCKS:
         drafter = replace(DRAFTER, tapped_blocks=[block], draft_vocab_size=4096)

@@ -4,6 +4,7 @@ python -m studies.edd.variants joined     EDD that reads the last hidden state, 
 python -m studies.edd.variants wide       EDD with as many heads of keys and values as of queries
 python -m studies.edd.variants started    EDD whose layer starts from one of the target's
 python -m studies.edd.variants anchored   EDD that joins each token with the newest verified state
+python -m studies.edd.variants deeper     anchored EDD of one, two and three layers
 python -m studies.edd.variants long       EDD and EAGLE, five times as long on three times the text
 python -m studies.edd.variants emphasis   EDD with more weight on what greedy drafts are judged by
 python -m studies.edd.variants mtp        an MTP-style EAGLE (C2T paper, Appendix F), and anchored EDD
@@ -43,6 +44,7 @@ EMPHASES: dict[str, dict[str, float]] = {
     "edd-unreached-0.3": {"unreached_weight": 0.3},
     "edd-argmax-0.3": {"argmax_share": 0.3},
     "edd-both": {"unreached_weight": 0.3, "argmax_share": 0.3},
+    "edd-failed-3": {"failed_weight": 3.0},
 }
 
 
@@ -77,6 +79,17 @@ def anchored(bench: Bench) -> dict[str, Any]:
     return {"rows": summarize(rows)}
 
 
+def deeper(bench: Bench) -> dict[str, Any]:
+    """Anchored EDD of one, two and three layers, at EDD's rate, from one seed."""
+    made_from, rows = answers(bench), {}
+    training = replace(TRAINING, lr=RATES[2], seed=0)
+    for layers in (1, 2, 3):
+        drafter = replace(DRAFTER, anchor=True, layers=layers)
+        name = f"edd-anchored-{layers}-layers"
+        rows[name] = [bench.trained(f"{name}-seed0", drafter, training, made_from)]
+    return {"rows": summarize(rows)}
+
+
 def long(bench: Bench, kinds: Sequence[str] = LONG_KINDS) -> dict[str, Any]:
     """EDD and EAGLE with more steps on more text, at the learning rates of the short trainings."""
     short, rows = answers(bench), {}
@@ -102,8 +115,8 @@ def mtp(bench: Bench) -> dict[str, Any]:
 
 
 def emphasis(bench: Bench, kinds: Sequence[str] = tuple(EMPHASES)) -> dict[str, Any]:
-    """EDD whose loss has a share of cross-entropy with the target's most probable token, or less weight where
-    greedy drafts do not come; at EDD's rate, from one seed."""
+    """EDD whose loss has a share of cross-entropy with the target's most probable token, less weight where
+    greedy drafts do not come, or more where they fail; at EDD's rate, from one seed."""
     made_from, rows = answers(bench), {}
     for name in kinds:
         training = replace(TRAINING, lr=RATES[2], seed=0, **EMPHASES[name])
@@ -144,7 +157,7 @@ def draft_all_tokens(drafter: Path, out: Path) -> None:
 
 
 VARIANTS = {
-    study.__name__: study for study in (joined, wide, started, anchored, emphasis, long, mtp, exports)
+    study.__name__: study for study in (joined, wide, started, anchored, deeper, emphasis, long, mtp, exports)
 }
 
 

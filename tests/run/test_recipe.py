@@ -199,7 +199,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ("classifier: {prompts: {name: a, path: b, turns: 2}}", "classifier.prompts: turns must be 1"),
         (
             "training: {unreached_weight: 0.5}\ndrafter: {kind: eagle}",
-            "must be 0 and 1 with a drafter without blocks",
+            "must be 0, 1 and 1 with a drafter without blocks",
         ),
         ("evaluate: {prompts: [{name: a, path: b}]}", "evaluate.tune_prompts: must be set"),
         (

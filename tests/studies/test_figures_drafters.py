@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from drafttrain.bundle import load_bundle
+from drafttrain.data.prompts import Prompt
 from drafttrain.drafters.auto import load_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.training.config import TrainingConfig
 from drafttrain.utils.errors import UserError
 from studies.edd import bench as bench_module
-from studies.edd import equal, table1, table3, variants
+from studies.edd import equal, on_policy, table1, table3, variants
 from studies.figures import drafters
 from studies.goals import Run
 
@@ -117,6 +119,49 @@ def test_figures_compare_equal_training_at_the_rate_best_for_it(monkeypatch):
     assert found["states_vs_none"]["value"] == found["edd_vs_vdm"]["value"] == pytest.approx(1.49 / 1.39)
     assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(1.49 / 1.59)
     assert found["edd_vs_vdm"]["size"] == {"prompts": drafters.TASKS, "seeds": 3}
+
+
+def test_a_round_answers_the_hardest_prompts_again(tmp_path, monkeypatch):
+    """Of eight chats the two in which least was accepted, against two drawn at random; each row goes on from
+    the same drafter for as many steps."""
+    questions = [{"id": f"q{i}", "conversations": [{"from": "human", "value": f"Say {i}"}]} for i in range(8)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    counts = [[9, 3, 15], [4, 4, 20], [0, 0, 0], [8, 3, 15], [5, 4, 20], [9, 4, 20], [8, 4, 20], [9, 3, 15]]
+    (tmp_path / "on_policy.counts.json").write_text(json.dumps(counts))
+    bench, asked, sources = Trained(lambda d, t: t.failed_weight), {}, []
+    bench.out, bench.responses, bench.model = tmp_path, str(tmp_path / "text.jsonl"), "the target"
+    bench.states = lambda name, text, blocks: sources.append((name, [one.path for one in text])) or {}
+
+    def regenerate(config, model, out, dtype):
+        [source] = config.sources
+        rows = map(json.loads, Path(source.path).read_text().splitlines())
+        asked[out.parent.name] = [row["conversations"][0]["value"] for row in rows]
+        assert config.greedy_fraction == 0
+
+    monkeypatch.setattr(on_policy, "regenerate", regenerate)
+    monkeypatch.setattr(on_policy, "resolve_target", lambda name: name)
+    found = on_policy.on_policy(bench)
+    assert asked["round-hardest"] == ["Say 1", "Say 4"] and len(asked["round-random"]) == 2
+    assert found["accept_len of the hardest"] == {"chosen": 9 / 8, "all": 52 / 25}
+    names = ["edd-plain-seed0", "edd-round-same-seed0", "edd-round-random-seed0", "edd-round-hardest-seed0"]
+    assert [name for name, *_ in bench.asked] == [*names, "edd-round-hardest-failed-seed0"]
+    first, *rounds = [training for _, _, training, _ in bench.asked]
+    assert first.init_from is None and {t.init_from for t in rounds} == {
+        str(tmp_path / "edd-plain-seed0/drafter")
+    }
+    assert [t.failed_weight for t in rounds] == [1.0, 1.0, 1.0, 3.0]
+    assert len({t.max_steps for t in rounds}) == len({t.lr for t in rounds}) == 1
+    answers = str(tmp_path / "round-hardest/answers/responses.jsonl")
+    assert sources[-1] == ("round-hardest", [bench.responses, answers])
+
+
+def test_a_round_drafts_its_text_once(tiny_bundle, tiny_target, tmp_path):
+    bench = Trained(lambda d, t: 1.0)
+    bench.out, bench.model = tmp_path, load_bundle(tiny_bundle).target.name
+    prompts = [Prompt("a", ["The fox"]), Prompt("b", ["A dog"])]
+    counts = on_policy.drafted(bench, tiny_bundle, prompts)
+    assert len(counts) == 2 and all(emitted >= steps > 0 for emitted, steps, _ in counts)
+    assert on_policy.drafted(bench, tmp_path / "nowhere", prompts) == counts
 
 
 def test_results_of_other_settings_are_refused(tmp_path, monkeypatch):

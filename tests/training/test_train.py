@@ -148,16 +148,17 @@ def test_bf16_and_two_layers_train(run_training):
 
 
 def test_emphasis_changes_the_loss_from_the_first_step(run_training):
-    plain, less, mixed = (
+    plain, less, mixed, more = (
         losses(run_training(name, max_steps=1, logging_steps=1, **keys))[0]
         for name, keys in (
             ("plain", {}),
             ("less", {"unreached_weight": 0.0}),
             ("mixed", {"argmax_share": 0.9}),
+            ("more", {"failed_weight": 3.0}),
         )
     )
-    assert less < 0.9 * plain and abs(mixed - plain) > 0.01
-    with pytest.raises(UserError, match="must be 0 and 1 with a drafter without blocks"):
+    assert less < 0.9 * plain < 1.1 * plain < more and abs(mixed - plain) > 0.01
+    with pytest.raises(UserError, match="must be 0, 1 and 1 with a drafter without blocks"):
         eagle = DrafterConfig(kind="eagle", draft_vocab_size=200)
         run_training("eagle", drafter=eagle, max_steps=1, unreached_weight=0.5)
 
