@@ -2,8 +2,10 @@
 no node is in two transfers at once (Appendix A, Algorithms 2 and 3).
 
 The ranks here follow a fixed order in place of the paper's schedulers. One dependency is weaker: after a
-token the paper waits until all nodes have synchronized, (V, finish, all, seq); here a node waits until all
-have computed and it has synchronized itself, as it reads nothing of what others do then.
+token the paper waits until all nodes have synchronized, (V, finish, all, seq). Here a node that is stepped
+beside the others in one process waits until all have computed and it has synchronized itself, as it reads
+nothing of what others do then; and over a network it waits for the last stage, which sends the token, and for
+its input, but not for nodes that are slower than both.
 """
 
 from collections.abc import Sequence
@@ -12,29 +14,35 @@ from itertools import pairwise
 from drafttrain.pipeline.member import Task
 
 
-def problems(logs: Sequence[Sequence[Task]], groups: Sequence[int], follows: bool = False) -> list[str]:
+def problems(
+    logs: Sequence[Sequence[Task]],
+    groups: Sequence[int],
+    follows: bool = False,
+    over_network: bool = False,
+) -> list[str]:
     """Return what is wrong in the logs of all ranks for one request, a line each; nothing for a right log.
 
     Args:
         groups: stages of each group.
         follows: the tree follows the prompt (ours): until its root has reached the last group nothing
             is verified, and nodes wait for their own prompt and for what they are sent alone.
+        over_network: the ranks are processes: of the timestep before, a node waits for the last stage alone.
     """
     tasks = [task for log in logs for task in log]
-    return _Log(tasks, groups, len(groups) if follows else 0).problems()
+    return _Log(tasks, groups, len(groups) if follows else 0, over_network).problems()
 
 
 class _Log:
-    def __init__(self, tasks: Sequence[Task], groups: Sequence[int], beside: int):
+    def __init__(self, tasks: Sequence[Task], groups: Sequence[int], beside: int, over_network: bool):
         self.tasks, self.n = tasks, sum(groups)
-        self.beside = beside  # timesteps that need not wait for all nodes
+        self.beside, self.over_network = beside, over_network  # timesteps that need not wait for all nodes
         self.ends = {sum(groups[: i + 1]) for i in range(len(groups))}  # last node of each group
         self.computing = {(task.what, task.node, task.seq): task for task in tasks if task.kind == "C"}
         self.sent = {(task.what, task.seq): task for task in tasks if task.kind == "send"}
         self.received = {(task.what, task.seq): task for task in tasks if task.kind == "receive"}
-        self.finished: dict[int, float] = {}  # timestep -> when all nodes had computed
+        self.finished: dict[int, float] = {}  # timestep -> when those that others wait for had computed
         for task in tasks:
-            if task.kind == "C" and task.what == "dec":
+            if task.kind == "C" and task.what == "dec" and (not over_network or task.node == self.n):
                 self.finished[task.seq] = max(self.finished.get(task.seq, task.end), task.end)
         self.has_drafter_transfers = any(source == 0 for source, _ in self.sent)
         self.found: list[str] = []
@@ -61,7 +69,8 @@ class _Log:
         if seq <= self.beside:
             self._needs(task, node > 0 and ("computing", node, 0, "pre"))
         elif seq > 1:  # [5], [8], [12]
-            self._after(task, self.finished.get(seq - 1), f"(V, finish, all, {seq - 1})")
+            if not self.over_network or seq - 1 in self.finished:  # else nothing had come to the last stage
+                self._after(task, self.finished.get(seq - 1), f"(V, finish, all, {seq - 1})")
             self._needs(task, ("sync", node, seq - 1) in self.computing and ("own", node, seq - 1, "sync"))
         if node == 0:
             return

@@ -36,13 +36,13 @@ def new_drafters(folder):
 
 
 def main(folder: Path, jobs: Path) -> None:
-    """Run all jobs; rank 0 writes what they give."""
+    """Run all jobs; rank 0 writes what they give, and each rank what it has done."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     drafters = new_drafters(folder) if rank == 0 else {}
     ranks = Ranks(rank, int(os.environ["WORLD_SIZE"]), 60)
     ranks.agree("folder", "00ff00ff12345678")
-    first, results = sum(BLOCKS[: rank - 1]), []
+    first, results, logs = sum(BLOCKS[: rank - 1]), [], []
     part = (
         load_part(str(folder), range(first, first + BLOCKS[rank - 1]), torch.float, taps=[0, 2])
         if rank
@@ -60,8 +60,10 @@ def main(folder: Path, jobs: Path) -> None:
         request = Request(job["prompt"], job["new"], (), sampling, *job["tree"])
         output = ranks.channel().run(MODES[job["mode"]](member, request))
         results.append([output.tokens, output.hits, output.timesteps])
+        logs.append(member.log)
     assert ranks.total([1, rank]) == [4, 6]
     ranks.close()
+    (jobs.parent / f"logs{rank}.json").write_text(json.dumps(logs))
     if rank == 0:
         (jobs.parent / "results.json").write_text(json.dumps(results))
 

@@ -12,8 +12,9 @@ import torch
 
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline import distributed
+from drafttrain.pipeline.check import problems
 from drafttrain.pipeline.distributed import Channel
-from drafttrain.pipeline.member import Layout, Member, Request
+from drafttrain.pipeline.member import Layout, Member, Request, Task
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.transport import Broadcast, Receive, run_locally
 from drafttrain.trees.chain import ChainPolicy
@@ -62,6 +63,21 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         output = run_locally([MODES[job["mode"]](member, request) for member in made])[0]
         expected.append([output.tokens, output.hits, output.timesteps])
     assert found == expected
+
+    files = [json.loads((tmp_path / f"logs{rank}.json").read_text()) for rank in range(4)]
+    for number, job in enumerate(jobs):
+        if job["mode"] != "pipedec":
+            continue
+        logs = [[Task(*row) for row in file[number]] for file in files]
+        groups = [len(group) for group in job["groups"]]
+        follows = not job["reads_states"] and len(job["prompt"]) > 1
+        assert problems(logs, groups, follows, over_network=True) == []
+        tasks = [task for log in logs for task in log]
+        assert {task.kind for task in tasks} == {"C", "send", "receive", "V", "own"}
+        last = max(task.seq for task in tasks)
+        early = [[t._replace(start=0.0) if t[1:4] == ("dec", 2, last) else t for t in log] for log in logs]
+        if any(task[1:4] == ("dec", 2, last) for task in tasks):
+            assert problems(early, groups, follows, over_network=True)
 
 
 def test_messages_are_held_back_for_a_declared_link(monkeypatch):

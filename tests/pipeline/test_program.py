@@ -253,6 +253,7 @@ def test_the_logs_keep_the_papers_rules(members, whole, texts, prompts, alone, g
     decode(pipedec, pipeline, prompts[0])
     logs = [member.log for member in pipeline]
     assert problems(logs, groups, follows) == []
+    assert problems(logs, groups, follows, over_network=True) == []  # which asks for less
     starts = {task[1:4]: task.start for log in logs for task in log if task.kind == "C"}
     assert (starts["dec", 1, 1] < starts["pre", 4, 0]) == follows  # the root, while the prompt is on its way
     if follows and len(groups) > 2:
