@@ -165,6 +165,16 @@ def test_the_shipped_answers_hold_no_evaluation_prompt_and_their_hash_is_the_doc
     assert all(sha256_file(path) in documented for path in files)
 
 
+@pytest.mark.parametrize("name", ["responses.jsonl.gz", "self_prompts.jsonl.gz", "conversations.jsonl"])
+def test_the_shipped_chats_hold_no_benchmark_prompt_and_their_hash_is_the_documented_one(name):
+    data = SCRIPTS.parent / "data"
+    prompts = EvaluationPrompts.read([str(data / "eval")])
+    chats = list(read_conversations(data / "train" / name))
+    asked = [message.content for chat in chats for message in chat.messages if message.role == "user"]
+    assert len(asked) >= 500 and not [prompt for prompt in asked if prompts.overlap(prompt)]
+    assert sha256_file(data / "train" / name) in (data / "README.md").read_text(encoding="utf-8")
+
+
 def test_written_prompts_are_each_another_and_none_of_an_evaluation():
     prompts = script("written_prompts.py")["prompts"]
     drawn = list(prompts(3000, 1))
