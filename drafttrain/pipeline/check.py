@@ -35,7 +35,8 @@ def problems(
 class _Log:
     def __init__(self, tasks: Sequence[Task], groups: Sequence[int], beside: int, over_network: bool):
         self.tasks, self.n = tasks, sum(groups)
-        self.beside, self.over_network = beside, over_network  # timesteps that need not wait for all nodes
+        self.beside = beside  # timesteps that need not wait for all nodes
+        self.over_network = over_network
         self.ends = {sum(groups[: i + 1]) for i in range(len(groups))}  # last node of each group
         self.computing = {(task.what, task.node, task.seq): task for task in tasks if task.kind == "C"}
         self.sent = {(task.what, task.seq): task for task in tasks if task.kind == "send"}
