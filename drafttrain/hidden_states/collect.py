@@ -3,9 +3,9 @@
 Each split of the corpus becomes a `HiddenStateStore` in a folder named like it. Several processes
 (`deepspeed`, `torchrun`) share the shards of a split; a shard is computed by one of them from its own
 documents alone, so the result does not depend on their number. States that were recorded while the target
-answered (`recording.py`) are copied; they differ from computed ones in rounding alone. The processes agree
-through the folder: the first one writes the manifest and completes it when all shards are there. A collection
-that was killed goes on with the missing shards.
+answered (`recording.py`) are linked, or copied from another disk; they differ from computed ones in rounding
+alone. The processes agree through the folder: the first one writes the manifest and completes it when all
+shards are there. A collection that was killed goes on with the missing shards.
 """
 
 import os
@@ -22,10 +22,11 @@ from datasets import Dataset, DatasetDict
 from rich.console import Console
 
 from drafttrain.data.corpus import load_corpus
-from drafttrain.hidden_states.recording import RecordedStates, recording_of
+from drafttrain.hidden_states.recording import RecordedStates, recording_of, require_recording, states_folder
 from drafttrain.hidden_states.store import (
     MANIFEST,
     Document,
+    Link,
     Manifest,
     Shard,
     corpus_fingerprint,
@@ -75,7 +76,7 @@ def collect(
     out: str | os.PathLike,
     dtype: str = "auto",
     device: str = "auto",
-    recorded_folder: Path | None = None,
+    recorded: Sequence[Path] = (),
 ) -> CollectReport:
     """Load a target and store its states over a corpus; continue an interrupted collection.
 
@@ -84,7 +85,8 @@ def collect(
         tapped_blocks: blocks to store; negative numbers count from the end.
         corpus: folder of the corpus stage.
         out: folder that gets one store per split.
-        recorded_folder: states that were kept while the target answered; they are not computed again.
+        recorded: folders of states that were kept while the target answered, where there are any; those of
+            `config.kept_in` are, too. They are not computed again.
 
     Raises:
         UserError: the corpus or the contents of `out` do not fit the target, the disk is too small or full,
@@ -96,7 +98,7 @@ def collect(
         target.pack()
     target.tap(tapped_blocks)
     splits, _ = load_corpus(corpus, target.tokenizer)
-    return collect_states(config, target, splits, out, recorded_folder=recorded_folder)
+    return collect_states(config, target, splits, out, recorded=recorded)
 
 
 def collect_states(
@@ -105,27 +107,28 @@ def collect_states(
     splits: DatasetDict,
     out: str | os.PathLike,
     console: Console | None = None,
-    recorded_folder: Path | None = None,
+    recorded: Sequence[Path] = (),
 ) -> CollectReport:
     """As `collect`, for a target that is loaded and tapped; the splits have columns `id` and `input_ids`, and
     `loss_mask` where states were recorded."""
     out, begun = Path(out), time.monotonic()
     console = console or Console(quiet=_rank() > 0, soft_wrap=True)
     lengths = {name: _checked_lengths(target, split, name) for name, split in splits.items()}
-    recorded = RecordedStates({})
-    if recorded_folder is not None:
-        stored = "float32" if config.dtype == "float32" else "bfloat16"
-        made_of = recording_of(target, target.tapped_blocks, stored)
-        longest = max((n for one in lengths.values() for n in one), default=0)
-        recorded = RecordedStates.open(recorded_folder, made_of, longest)
+    stored = "float32" if config.dtype == "float32" else "bfloat16"
+    made_of = recording_of(target, target.tapped_blocks, stored)
+    longest = max((n for one in lengths.values() for n in one), default=0)
+    kept = [states_folder(Path(answers)) for answers in config.kept_in]
+    for folder in kept:
+        require_recording(folder, made_of)
+    found = RecordedStates.open([*recorded, *kept], made_of, longest)
     parts = [
-        _Collection(config, target, recorded, split, lengths[name], out / name, console)
+        _Collection(config, target, found, split, lengths[name], out / name, console)
         for name, split in splits.items()
     ]
     if _rank() == 0:
         for part in parts:
             part.refuse_foreign()
-        _check_disk(config, parts, out, console)
+        _check_disk(config, parts, out, console, found.linkable_bytes(out))
     computed = sum(part.run() for part in parts)
     seconds = time.monotonic() - begun
     return CollectReport(
@@ -266,9 +269,13 @@ class _Collection:
             torch.zeros(0, len(info.tapped_blocks) * hidden, dtype=dtype),
             torch.zeros(0, hidden, dtype=dtype),
         )
-        documents, bad = [empty] * (last - first), []
+        documents: list[Document | Link] = [empty] * (last - first)
+        bad = []
         for place, document in self._states(rows):
             advance(len(document.tokens))
+            if isinstance(document, Link):
+                documents[place] = document
+                continue
             tapped, final = document.tapped.to(dtype), document.final.to(dtype)
             if tapped.isfinite().all() and final.isfinite().all():
                 documents[place] = Document(document.tokens, tapped, final)
@@ -282,15 +289,15 @@ class _Collection:
         write_shard(self.folder, index, self.manifest, documents, sorted(bad))
         return bad
 
-    def _states(self, rows: dict[str, list]) -> Iterator[tuple[int, Document]]:
+    def _states(self, rows: dict[str, list]) -> Iterator[tuple[int, Document | Link]]:
         """Yields states by place in the shard: the recorded ones, then those that have to be computed."""
         computed = list(rows["input_ids"])
         if self.recorded.places:
             for place, (tokens, trained) in enumerate(zip(rows["input_ids"], rows["loss_mask"])):
-                if (document := self.recorded.find(tokens, trained)) is not None:
+                if (found := self.recorded.find(tokens, trained)) is not None:
                     self.reused += len(tokens)
                     computed[place] = []
-                    yield place, document
+                    yield place, found.link(tokens, self.folder) or found.document(tokens)
         yield from encode_documents(self.target, computed, self.config.batch_tokens)
 
     def _refuse_skipped(self, skipped: list[str]) -> None:
@@ -363,8 +370,10 @@ def _checked_lengths(target: FrozenTarget, split: Dataset, name: str) -> list[in
     return lengths
 
 
-def _check_disk(config: CollectConfig, parts: Sequence[_Collection], out: Path, console: Console) -> None:
-    """Print how much will be written, and refuse what is too much."""
+def _check_disk(
+    config: CollectConfig, parts: Sequence[_Collection], out: Path, console: Console, linkable: int
+) -> None:
+    """Print how much the states take, and refuse what is too much; `linkable` bytes need no new room."""
     total, stored = sum(part.bytes() for part in parts), sum(part.bytes(done=True) for part in parts)
     manifests = [part.manifest for part in parts]
     console.print(
@@ -378,7 +387,7 @@ def _check_disk(config: CollectConfig, parts: Sequence[_Collection], out: Path, 
             f"{out}: hidden states would take {_size(total)}, above hidden_states.max_disk_gb = "
             f"{config.max_disk_gb:g}; raise it, take fewer documents, or set hidden_states.mode to online"
         )
-    require_free_disk(out, total - stored, "storing hidden states")
+    require_free_disk(out, max(0, total - stored - linkable), "storing hidden states")
 
 
 def _size(n_bytes: int) -> str:

@@ -6,16 +6,20 @@ of a store, and `RecordedStates` finds those of a document by its tokens.
 """
 
 import hashlib
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from drafttrain.hidden_states.store import (
+    MANIFEST,
     Document,
+    Link,
     Manifest,
     Shard,
     open_shard,
@@ -67,6 +71,8 @@ class Recordings:
     def add(self, document: Document) -> None:
         """Keep a document for the next shard, as long as there is room."""
         info, stored = self.manifest.target, self.manifest.stored
+        if not (document.tapped.isfinite().all() and document.final.isfinite().all()):
+            return  # collecting says what is wrong
         size = stored_bytes(len(document.tokens), 1, 0, info.hidden_size, len(info.tapped_blocks), stored)
         if self.bytes + size > self.max_bytes:
             self.problem = self.problem or f"{self.folder}: has {self.bytes / 1e9:.3g} GB, the most allowed"
@@ -154,55 +160,114 @@ def recording_of(target: FrozenTarget, blocks: Sequence[int], dtype: str) -> Man
     return Manifest(target.name, target_info(target, blocks), "", computed, 0, 0, [], stored=dtype)
 
 
+def states_folder(answers: Path) -> Path:
+    """Return the folder of the states that were kept with answers; hidden, as nothing but the time of later
+    stages depends on it."""
+    return answers / ".states"
+
+
+def require_recording(folder: Path, manifest: Manifest) -> None:
+    """Refuse a folder that has no states of this target, these blocks and dtypes.
+
+    Raises:
+        UserError: it is one.
+    """
+    if not (folder / MANIFEST).exists():
+        found = "without any; answer with regenerate.keep_states and hidden_states.mode offline"
+    elif _key(folder) != manifest.key:
+        found = "with those of other ones; take the settings that they were kept with"
+    else:
+        return
+    raise UserError(
+        "hidden_states.kept_in: must name folders of answers with states of this target, these blocks and "
+        f"dtypes, got {folder.parent} {found}, or leave the folder out"
+    )
+
+
+@dataclass
+class Recorded:
+    """Where the states of a document's first tokens are recorded.
+
+    Attributes:
+        shard: of a recording.
+        name: that its file gets elsewhere, made of its tokens.
+        first, rows: where they are there.
+    """
+
+    shard: Shard
+    name: str
+    first: int
+    rows: int
+
+    def document(self, tokens: Sequence[int]) -> Document:
+        """Read the states of a document; zeros at its last tokens, of which none are recorded."""
+        later = (0, 0, 0, len(tokens) - self.rows)
+        tapped, final = (
+            pad(self.shard.read(name, self.first, self.first + self.rows), later)
+            for name in ("tapped", "final")
+        )  # [t, K*H], [t, H]
+        return Document(torch.tensor(tokens), tapped, final)
+
+    def link(self, tokens: Sequence[int], folder: Path) -> Link | None:
+        """Give the recorded file a name in a store's folder, too; None where the file system cannot."""
+        linked, temporary = folder / self.name, folder / f".{self.name}.{os.getpid()}.tmp"
+        try:
+            if not (linked.exists() and linked.samefile(self.shard.path)):
+                os.link(self.shard.path, temporary)
+                os.replace(temporary, linked)  # a file of the same states is as good
+        except OSError:  # another disk, or one without links
+            return None
+        finally:
+            temporary.unlink(missing_ok=True)
+        return Link(torch.tensor(tokens), self.name, self.first, self.rows)
+
+
 @dataclass
 class RecordedStates:
     """Recorded states by the tokens that they are of.
 
     Attributes:
-        places: hash of a document's tokens -> its shard, and where it begins and ends there.
+        places: hash of a document's tokens -> where its states are.
     """
 
-    places: dict[bytes, tuple[Shard, int, int]]
+    places: dict[bytes, Recorded]
 
     @classmethod
-    def open(cls, folder: Path, manifest: Manifest, longest: int) -> "RecordedStates":
-        """Index a folder's shards; there are none if it is absent or of another target, blocks or dtypes.
+    def open(cls, folders: Iterable[Path], manifest: Manifest, longest: int) -> "RecordedStates":
+        """Index the shards of folders; one that is absent or of another target, blocks or dtypes has none.
 
         Args:
             longest: tokens in a document of the corpus, which has cut what was longer.
         """
         places = {}
-        for shard in _shards(folder, manifest):
+        for shard in (shard for folder in folders for shard in _shards(folder, manifest)):
             tokens = shard.read("tokens", 0, int(shard.offsets[-1])).numpy()  # [T]
+            name = f"recorded-{_hash(tokens).hex()}.safetensors"
             for first, last in zip(shard.offsets.tolist(), shard.offsets[1:].tolist()):
                 last = min(last, first + longest)
-                places[_hash(tokens[first:last])] = (shard, first, last)
+                places[_hash(tokens[first:last])] = Recorded(shard, name, first, last - first)
         return cls(places)
 
-    def find(self, tokens: Sequence[int], trained: Sequence[int]) -> Document | None:
-        """Return the states of a document; zeros at its last tokens if nothing that is trained reads them.
+    def linkable_bytes(self, out: Path) -> int:
+        """Return the size of the recorded files that a folder on the disk of `out` can have for nothing."""
+        disk = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+        paths = {place.shard.path for place in self.places.values()}
+        found = [path.stat() for path in paths]
+        return sum(one.st_size for one in found if one.st_dev == disk.stat().st_dev)
+
+    def find(self, tokens: Sequence[int], trained: Sequence[int]) -> Recorded | None:
+        """Return where the states of a document are, if all are recorded that anything trained reads.
 
         Args:
             tokens: of the document.
             trained: its loss mask, 1 for tokens that the drafter learns to predict.
-
-        Returns:
-            None if none are recorded, or not enough of them.
         """
         ids = np.asarray(tokens, np.int32)
         for n in range(len(ids), max(len(ids) - TAIL, 1) - 1, -1):
             if (place := self.places.get(_hash(ids[:n]))) is not None:
-                break
-        else:
-            return None
-        if any(trained[n + 1 :]):  # the state at n - 1 predicts token n
-            return None
-        shard, first, last = place
-        tapped, final = (
-            torch.nn.functional.pad(shard.read(name, first, last), (0, 0, 0, len(ids) - n))
-            for name in ("tapped", "final")
-        )  # [t, K*H], [t, H]
-        return Document(torch.from_numpy(ids).long(), tapped, final)
+                # the state at n - 1 predicts token n
+                return None if any(trained[n + 1 :]) else place
+        return None
 
 
 def _key(folder: Path) -> str | None:

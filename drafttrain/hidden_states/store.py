@@ -3,10 +3,15 @@
     <folder>/manifest.json            what the states were made from, and which documents each shard has
     <folder>/shard-NNNNN.safetensors  tokens int32 [T], tapped [T, K*H] and final [T, H] in bf16
                                       or fp32, offsets int64 [documents + 1] (where each document starts)
+    <folder>/recorded-….safetensors   files of states that were recorded elsewhere, as hard links
 
 Document i of a store is row i of its split. Which documents a shard holds is settled before anything is
 written, so its bytes depend neither on interruptions nor on the number of processes. A shard names the
 manifest it belongs to, so that a leftover of another collection is never taken for one of this.
+
+States of some documents may be in recorded files. The shard then has `places` int64 [documents, 3] (0 for
+this file or 1 + the number of a recorded one, first row, rows), the names and sizes of those files, and in
+`tapped` and `final` the rows of the other documents alone. Later tokens of a document have zeros.
 
 Documents are read with plain reads, not through a memory map: as quick from the page cache, nothing is shared
 over a fork, what was read does not stay in the process's memory, and a file cut short is an error instead of
@@ -22,6 +27,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pyarrow
@@ -29,6 +35,7 @@ import torch
 from datasets import Dataset
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch.nn.functional import pad
 
 from drafttrain.target_lm.info import TargetInfo
 from drafttrain.utils.errors import UserError
@@ -178,20 +185,32 @@ class Document:
 
 
 @dataclass
-class Shard:
-    """A whole shard file.
+class Link:
+    """States of one document of t tokens in a recorded file of the store's folder.
+
+    Attributes:
+        tokens: int64 [t].
+        file: its name.
+        first, rows: where they are there; at most t rows, which are of the document's first tokens.
+    """
+
+    tokens: torch.Tensor
+    file: str
+    first: int
+    rows: int
+
+
+@dataclass
+class StatesFile:
+    """A file of tensors that are read in parts.
 
     Attributes:
         path: the file.
-        offsets: int64 [documents + 1], first token of each document.
-        skipped: ids of its documents without usable states.
-        places: name of each tensor -> (type, shape, first byte in the file).
+        tensors: name of each tensor -> (type, shape, first byte in the file).
     """
 
     path: Path
-    offsets: torch.Tensor
-    skipped: list[str]
-    places: dict[str, tuple[torch.dtype, list[int], int]]
+    tensors: dict[str, tuple[torch.dtype, list[int], int]]
 
     def read(self, name: str, first: int, last: int) -> torch.Tensor:
         """Rows first … last - 1 of a tensor.
@@ -199,7 +218,7 @@ class Shard:
         Raises:
             UserError: the file is gone or was cut short.
         """
-        dtype, shape, start = self.places[name]
+        dtype, shape, start = self.tensors[name]
         rows = torch.empty(last - first, *shape[1:], dtype=dtype)
         try:
             with open(self.path, "rb", buffering=0) as file:
@@ -209,6 +228,31 @@ class Shard:
                 f"{self.path}: {error.strerror or error}; collect the hidden states again"
             ) from None
         return rows
+
+
+@dataclass
+class Shard(StatesFile):
+    """A whole shard file.
+
+    Attributes:
+        offsets: int64 [documents + 1], first token of each document.
+        skipped: ids of its documents without usable states.
+        places: int64 [documents, 3], where each document's states are: number of the file, first row, number
+            of rows. None: all are in this one.
+        files: this one and the recorded ones.
+    """
+
+    offsets: torch.Tensor
+    skipped: list[str]
+    places: torch.Tensor | None
+    files: list[Path]
+
+    def place(self, document: int) -> tuple[Path, int, int]:
+        """Return the file of a document's states, the first row and the one after its last."""
+        if self.places is None:
+            return self.path, *self.offsets[document : document + 2].tolist()
+        number, first, rows = self.places[document].tolist()
+        return self.files[number], first, first + rows
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -224,28 +268,41 @@ def temporary_folder(folder: Path, index: int) -> Path:
 
 
 def write_shard(
-    folder: Path, index: int, manifest: Manifest, documents: Sequence[Document], skipped: Sequence[str]
+    folder: Path,
+    index: int,
+    manifest: Manifest,
+    documents: Sequence[Document | Link],
+    skipped: Sequence[str],
 ) -> None:
     """Write a shard under a temporary name, and give it its own when it is on the disk.
+
+    Args:
+        documents: recorded files of links are in the folder already.
 
     Raises:
         UserError: the disk is full or cannot be written.
     """
+    own = [document for document in documents if isinstance(document, Document)]
     lengths = torch.tensor([0, *(len(document.tokens) for document in documents)])  # [documents + 1]
-    dtype = getattr(torch, manifest.stored)
+    dtype, hidden = getattr(torch, manifest.stored), manifest.target.hidden_size
+    none = torch.zeros(0, hidden, dtype=dtype)
+    wide = none.repeat(1, len(manifest.target.tapped_blocks))  # [0, K*H]
     tensors = {
         "tokens": torch.cat([document.tokens for document in documents]).to(torch.int32),  # [T]
-        "tapped": torch.cat([document.tapped for document in documents]).to(dtype),  # [T, K*H]
-        "final": torch.cat([document.final for document in documents]).to(dtype),  # [T, H]
+        "tapped": torch.cat([wide, *(document.tapped.to(dtype) for document in own)]),  # [T, K*H]
+        "final": torch.cat([none, *(document.final.to(dtype) for document in own)]),  # [T, H]
         "offsets": lengths.cumsum(0),  # [documents + 1]
     }
-    # One key: with several, safetensors writes them in an order that changes from run to run.
-    note = json.dumps({"store": manifest.key, "shard": index, "skipped": list(skipped)})
+    note = {"store": manifest.key, "shard": index, "skipped": list(skipped)}
+    if files := sorted({document.file for document in documents if isinstance(document, Link)}):
+        tensors["places"] = _places(documents, files)  # [documents, 3]
+        note["files"] = [[name, (folder / name).stat().st_size] for name in files]
     temporary, path = temporary_folder(folder, index), shard_path(folder, index)
     whole = temporary / path.name
     try:
         temporary.mkdir(exist_ok=True)
-        save_file(tensors, whole, metadata={"drafttrain": note})
+        # One key: with several, safetensors writes them in an order that changes from run to run.
+        save_file(tensors, whole, metadata={"drafttrain": json.dumps(note)})
         os.chmod(whole, folder.stat().st_mode & 0o666)  # safetensors lets nobody but the owner read
         with open(whole, "rb+") as file:
             os.fsync(file.fileno())
@@ -261,34 +318,59 @@ def write_shard(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _places(documents: Sequence[Document | Link], files: Sequence[str]) -> torch.Tensor:
+    """Return `Shard.places` of documents, whose links are into these files."""
+    places, rows = [], 0
+    for document in documents:
+        if isinstance(document, Link):
+            places.append((1 + files.index(document.file), document.first, document.rows))
+        else:
+            places.append((0, rows, len(document.tokens)))
+            rows += len(document.tokens)
+    return torch.tensor(places)  # [documents, 3]
+
+
 def open_shard(folder: Path, index: int, manifest: Manifest) -> Shard | None:
-    """A shard that is whole and belongs to the manifest; None for an absent, shortened or foreign one."""
+    """A shard that is whole and belongs to the manifest; None for an absent, shortened or foreign one, or one
+    whose recorded files are."""
     path = shard_path(folder, index)
+    if (found := _open(path)) is None:
+        return None
+    file, note = found
+    try:
+        if (note["store"], note["shard"]) != (manifest.key, index):
+            return None
+        recorded = note.get("files", [])
+        if any((folder / name).stat().st_size != size for name, size in recorded):
+            return None
+        offsets, places = (
+            file.read(name, 0, file.tensors[name][1][0]) if name in file.tensors else None
+            for name in ("offsets", "places")
+        )
+    except (OSError, UserError, KeyError, TypeError, ValueError):
+        return None
+    files = [path, *(folder / name for name, _ in recorded)]
+    return Shard(path, file.tensors, offsets, note["skipped"], places, files)
+
+
+def _open(path: Path) -> tuple[StatesFile, dict[str, Any]] | None:
+    """Return a whole file and what is noted in it; None for an absent, shortened or foreign one."""
     try:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             (header_size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(min(header_size, size)))
-            note = json.loads(header.pop("__metadata__")["drafttrain"])
-            begin = 8 + header_size
-            end = begin + max(place["data_offsets"][1] for place in header.values())
-            if (note["store"], note["shard"], end) != (manifest.key, index, size):
-                return None
-            places = {
-                name: (_TYPES[place["dtype"]], place["shape"], begin + place["data_offsets"][0])
-                for name, place in header.items()
-            }
-            offsets = torch.empty(places["offsets"][1], dtype=torch.int64)
-            _read_into(file, places["offsets"][2], offsets)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        struct.error,
-    ):  # JSON and Unicode errors are ValueErrors
+        note = json.loads(header.pop("__metadata__")["drafttrain"])
+        begin = 8 + header_size
+        if begin + max(place["data_offsets"][1] for place in header.values()) != size:
+            return None
+        tensors = {
+            name: (_TYPES[place["dtype"]], place["shape"], begin + place["data_offsets"][0])
+            for name, place in header.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, struct.error):  # JSON errors are ValueErrors
         return None
-    return Shard(path, offsets, note["skipped"], places)
+    return StatesFile(path, tensors), note
 
 
 def _read_into(file, start: int, tensor: torch.Tensor) -> None:
@@ -314,6 +396,7 @@ class HiddenStateStore:
     def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]):
         self.path, self.manifest, self._shards = path, manifest, shards
         self.blocks = manifest.target.tapped_blocks
+        self._files: dict[Path, StatesFile] = {shard.path: shard for shard in shards}  # and recorded ones
         self._bounds = numpy.asarray(manifest.bounds)
         none = torch.zeros(0, dtype=torch.int64)
         self.lengths = torch.cat([none, *(shard.offsets.diff() for shard in shards)])  # [documents]
@@ -367,18 +450,27 @@ class HiddenStateStore:
         number = int(numpy.searchsorted(self._bounds, index, side="right")) - 1
         shard = self._shards[number]
         within = index - int(self._bounds[number])
-        first, last = shard.offsets[within : within + 2].tolist()
-        final = shard.read("final", first, last)  # [t, H]
-        tokens = shard.read("tokens", first, last).long()  # [t]
-        return Document(tokens, self._tapped(shard, first, last, final), final)
+        tokens = shard.read("tokens", *shard.offsets[within : within + 2].tolist()).long()  # [t]
+        path, first, last = shard.place(within)
+        file = self._file(path)
+        final = file.read("final", first, last)  # [n, H]
+        later = (0, 0, 0, len(tokens) - len(final))  # zeros, where no states were recorded
+        return Document(tokens, pad(self._tapped(file, first, last, final), later), pad(final, later))
 
-    def _tapped(self, shard: Shard, first: int, last: int, final: torch.Tensor) -> torch.Tensor:
-        """The wanted blocks' outputs [t, K*H]."""
+    def _file(self, path: Path) -> StatesFile:
+        if path not in self._files:
+            if (found := _open(path)) is None:
+                raise UserError(f"{path}: missing or damaged; collect the hidden states again")
+            self._files[path] = found[0]
+        return self._files[path]
+
+    def _tapped(self, file: StatesFile, first: int, last: int, final: torch.Tensor) -> torch.Tensor:
+        """The wanted blocks' outputs [n, K*H]."""
         info = self.manifest.target
         if self.blocks == info.tapped_blocks:
-            return shard.read("tapped", first, last)
+            return file.read("tapped", first, last)
         named = {info.n_blocks: final}
         if set(self.blocks) - named.keys():
-            parts = shard.read("tapped", first, last).split(info.hidden_size, dim=1)  # [t, H] each
+            parts = file.read("tapped", first, last).split(info.hidden_size, dim=1)  # [n, H] each
             named |= dict(zip(info.tapped_blocks, parts))
         return torch.cat([final[:, :0], *(named[block] for block in self.blocks)], dim=1)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import RegenerateConfig
-from drafttrain.hidden_states.recording import Recordings, StateRecorder, recording_of
+from drafttrain.hidden_states.recording import Recordings, StateRecorder, recording_of, states_folder
 from drafttrain.regenerate import engines
 from drafttrain.regenerate.responses import PARTIAL, RESPONSES, RegenerateReport, read_rows
 from drafttrain.regenerate.rewriting import Rewriting, plan
@@ -48,11 +48,6 @@ class KeptStates:
     dtype: str
     max_bytes: float
     shard_tokens: int
-
-
-def states_folder(out: Path) -> Path:
-    """Return the folder of kept states; hidden, as nothing but the time of later stages depends on it."""
-    return out / ".states"
 
 
 def regenerate(

@@ -202,13 +202,13 @@ def _check_measured(recipe: Recipe, corpus: Path) -> None:
 
 def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.hidden_states.collect import collect
-    from drafttrain.regenerate.stage import states_folder
+    from drafttrain.hidden_states.recording import states_folder
 
     _check_measured(recipe, folders["corpus"])
     # read if they are there; not among `needs`, as their absence is no reason to collect again
-    recorded = states_folder(out.parent / ANSWERS)
+    recorded = [states_folder(out.parent / ANSWERS)]
     config, model, blocks = recipe.hidden_states, target_model(recipe), stored_blocks(recipe)
-    return collect(config, model, blocks, folders["corpus"], out, **_place(recipe), recorded_folder=recorded)
+    return collect(config, model, blocks, folders["corpus"], out, **_place(recipe), recorded=recorded)
 
 
 def _train(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:

@@ -20,6 +20,8 @@ class CollectConfig:
         max_skipped: share of documents without usable states (NaN) above which collection stops.
         tapped_blocks: blocks whose outputs are stored, for drafters of several kinds. null: what the drafter
             reads. Final states are stored anyway.
+        kept_in: folders of answers (`regenerated` of a run) with states that `regenerate.keep_states` kept:
+            those of documents of the corpus are not computed again.
         dtype: of the stored states. "auto": "float32" where target.dtype is that, else "bfloat16".
     """
 
@@ -29,6 +31,7 @@ class CollectConfig:
     shard_tokens: int = setting(65536, gt=0)
     max_skipped: float = setting(0.01, ge=0, le=1)
     tapped_blocks: list[int] | None = None
+    kept_in: list[str] = field(default_factory=list, metadata={"changes_output": False})
     dtype: Literal["auto", "bfloat16", "float32"] = field(default="auto", metadata={"settled": True})
 
     def check(self) -> None:

@@ -324,7 +324,7 @@ def test_an_empty_split_has_an_empty_store(target, tmp_path):
     """As of a corpus with one document: training says what is missing."""
     rows = split_of([[5] * 10])
     splits = DatasetDict(train=rows, validation=rows.select([]))
-    report = collect_states(CONFIG, target, splits, tmp_path / "out", recorded_folder=tmp_path / "none")
+    report = collect_states(CONFIG, target, splits, tmp_path / "out", recorded=[tmp_path / "none"])
     assert report.tokens == 10 and read_manifest(tmp_path / "out" / "validation").complete
 
 

@@ -20,10 +20,10 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.hidden_states import recording
 from drafttrain.hidden_states.collect import CollectReport, collect_states
-from drafttrain.hidden_states.recording import TAIL, RecordedStates, Recordings, recording_of
-from drafttrain.hidden_states.store import HiddenStateStore
+from drafttrain.hidden_states.recording import TAIL, RecordedStates, Recordings, recording_of, states_folder
+from drafttrain.hidden_states.store import HiddenStateStore, open_shard
 from drafttrain.regenerate.rewriting import Rewriting
-from drafttrain.regenerate.stage import KeptStates, answer_conversations, states_folder
+from drafttrain.regenerate.stage import KeptStates, answer_conversations
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.model import FrozenTarget
@@ -82,12 +82,12 @@ def collected(
     target: FrozenTarget, splits: DatasetDict, out: Path, recorded: Path | None = None
 ) -> tuple[CollectReport, HiddenStateStore]:
     target.tap(BLOCKS)
-    report = collect_states(COLLECT, target, splits, out, Console(quiet=True), recorded)
+    report = collect_states(COLLECT, target, splits, out, Console(quiet=True), [recorded] if recorded else [])
     return report, HiddenStateStore.open(out / "train", target_info(target), splits["train"])
 
 
 def opened(target: FrozenTarget, folder: Path) -> RecordedStates:
-    return RecordedStates.open(folder, recording_of(target, BLOCKS, "float32"), 1 << 20)
+    return RecordedStates.open([folder], recording_of(target, BLOCKS, "float32"), 1 << 20)
 
 
 def test_recorded_states_are_the_computed_ones_where_they_are_read(target, config, tmp_path):
@@ -109,6 +109,81 @@ def test_recorded_states_are_the_computed_ones_where_they_are_read(target, confi
             assert not states.any() or torch.allclose(states, other, atol=1e-4, rtol=1e-4)
         zeros += not a.final[-1].any()
     assert len(found) > zeros > len(found) / 2  # those that were computed have all
+
+
+def test_recorded_states_are_linked_and_not_stored_twice(target, config, tmp_path):
+    folder = answer(config, target, tmp_path / "out")
+    splits = corpus_of(target, tmp_path / "out", tmp_path / "corpus")
+    report, linked = collected(target, splits, tmp_path / "linked", folder)
+    names = {path.name for path in (tmp_path / "linked/train").glob("recorded-*")}
+    assert len(names) == len(list(folder.glob("shard-*")))
+    shards = [
+        open_shard(tmp_path / "linked/train", i, linked.manifest) for i in range(linked.manifest.n_shards)
+    ]
+    own = sum(shard.tensors["final"][1][0] for shard in shards)
+    assert 0 < own < linked.manifest.tokens - report.reused / 2
+    states = [(one.tapped, one.final) for one in linked]
+    shutil.rmtree(folder)  # the store has them still
+    again, found = collected(target, splits, tmp_path / "linked")
+    assert again.tokens_per_second == 0 and len(found) == len(states)
+    for document, (tapped, final) in zip(found, states):
+        assert torch.equal(document.tapped, tapped) and torch.equal(document.final, final)
+    # one that is damaged is missed, and its documents are computed
+    victim = tmp_path / "linked/train" / min(names)
+    victim.write_bytes(victim.read_bytes()[:-1])
+    with pytest.raises(UserError, match="shard-.*: missing or damaged; run the same collection again"):
+        HiddenStateStore.open(tmp_path / "linked/train", target_info(target), splits["train"])
+    repaired, found = collected(target, splits, tmp_path / "linked")
+    assert repaired.tokens_per_second > 0
+    last = max(t for t, trained in enumerate(splits["train"][0]["loss_mask"]) if trained)
+    torch.testing.assert_close(found[0].final[:last], states[0][1][:last], atol=1e-4, rtol=1e-4)
+
+
+def test_recorded_states_are_copied_where_they_cannot_be_linked(target, config, tmp_path, monkeypatch):
+    folder = answer(config, target, tmp_path / "out")
+    splits = corpus_of(target, tmp_path / "out", tmp_path / "corpus")
+    linked = collected(target, splits, tmp_path / "linked", folder)[1]
+
+    def another_disk(*args):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(recording.os, "link", another_disk)
+    copied = collected(target, splits, tmp_path / "copied", folder)[1]
+    assert not list((tmp_path / "copied/train").glob("recorded-*"))
+    assert not list((tmp_path / "copied/train").glob(".recorded-*"))
+    for a, b in zip(linked, copied, strict=True):
+        assert torch.equal(a.tapped, b.tapped) and torch.equal(a.final, b.final)
+
+
+def test_states_of_several_folders_are_found(target, config, tmp_path):
+    """As of two processes that answer half of the prompts each."""
+    lines = Path(config.sources[0].path).read_text().splitlines(keepends=True)
+    for name, part in (("a", lines[:6]), ("b", lines[6:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+        answer(replace(config, sources=[Source(str(tmp_path / f"{name}.jsonl"))]), target, tmp_path / name)
+    target.tap(BLOCKS)
+    responses = [Source(str(tmp_path / name / "responses.jsonl")) for name in "ab"]
+    build_corpus(CorpusConfig(responses, validation_fraction=0.2), target.tokenizer, tmp_path / "corpus")
+    splits = load_corpus(tmp_path / "corpus", target.tokenizer)[0]
+    reused = []
+    for names in ("a", "b", "ab"):
+        settings = replace(COLLECT, kept_in=[str(tmp_path / name) for name in names])
+        reused.append(
+            collect_states(settings, target, splits, tmp_path / f"of_{names}", Console(quiet=True)).reused
+        )
+    assert min(reused) > 0 and reused[0] + reused[1] == reused[2]
+
+    def refused(answers: str, match: str) -> None:
+        with pytest.raises(UserError, match=match):
+            settings = replace(COLLECT, kept_in=[str(tmp_path / answers)])
+            collect_states(settings, target, splits, tmp_path / "refused", Console(quiet=True))
+
+    refused(
+        "c",
+        "hidden_states.kept_in: must name folders of answers with states.*got .*c without any; ",
+    )
+    target.tap([-1])
+    refused("a", "hidden_states.kept_in: must .* got .*a with those of other ones; take the settings")
 
 
 def test_a_store_with_recorded_states_is_for_its_loss_masks(target, config, tmp_path):
@@ -185,13 +260,13 @@ def test_an_interrupted_run_keeps_its_states_and_goes_on(target, config, tmp_pat
 def test_states_of_other_blocks_or_dtypes_are_not_read_and_make_room(target, config, tmp_path):
     folder = answer(config, target, tmp_path / "out")
     for blocks, dtype in (([-1], "float32"), (BLOCKS, "bfloat16")):
-        assert not RecordedStates.open(folder, recording_of(target, blocks, dtype), 1 << 20).places
+        assert not RecordedStates.open([folder], recording_of(target, blocks, dtype), 1 << 20).places
     first = replace(config, max_rows=4)
     answer(first, target, tmp_path / "other")
     answer(config, target, tmp_path / "other", KeptStates([-1], "float32", 1e9, 128))
     folder = states_folder(tmp_path / "other")
     assert not opened(target, folder).places
-    assert len(RecordedStates.open(folder, recording_of(target, [-1], "float32"), 1 << 20).places) == 8
+    assert len(RecordedStates.open([folder], recording_of(target, [-1], "float32"), 1 << 20).places) == 8
 
 
 def test_no_more_is_kept_than_there_is_room_for(target, config, tmp_path):
@@ -206,11 +281,12 @@ def test_no_more_is_kept_than_there_is_room_for(target, config, tmp_path):
 
 def test_a_document_that_goes_on_after_its_recording_is_computed(target, config, tmp_path):
     recorded = opened(target, answer(config, target, tmp_path / "out"))
-    shard, first, last = next(iter(recorded.places.values()))
-    ids = shard.read("tokens", first, last).tolist()
+    place = next(iter(recorded.places.values()))
+    ids = place.shard.read("tokens", place.first, place.first + place.rows).tolist()
     untrained = [0] * (len(ids) + TAIL)
-    assert recorded.find(ids, untrained).final.shape[0] == len(ids)
-    assert recorded.find([*ids, 7], [0] * len(ids) + [1]).final[-1].eq(0).all()  # its own token
+    assert recorded.find(ids, untrained).document(ids).final.shape[0] == len(ids)
+    longer = recorded.find([*ids, 7], [0] * len(ids) + [1])  # its own token
+    assert longer.document([*ids, 7]).final[-1].eq(0).all()
     assert (
         recorded.find([*ids, 7, 8], [0] * len(ids) + [1, 1]) is None
     )  # the second one needs the state at it
