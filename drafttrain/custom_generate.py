@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import EllipsisType
 from typing import Any
@@ -68,6 +68,7 @@ def generate(
     ngrams: str | None = None,
     calibration: str | None = None,
     native: bool = True,
+    stop_strings: str | Sequence[str] | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Decode with drafts in place of `GenerationMixin._sample`, with the same greedy output; with one row the
@@ -85,6 +86,7 @@ def generate(
         ngrams, calibration: folders, likewise.
         native: make the copy, where the model can run natively (`target_lm/twin.py`). False: run its modules,
             which takes no memory for a copy.
+        stop_strings: end an output, as told by the tokenizer that the model's folder or repository has.
         model_kwargs: what transformers has prepared for the model.
 
     Returns:
@@ -94,9 +96,31 @@ def generate(
     Raises:
         UserError: something is asked for that drafted decoding does not do.
     """
+    _add_stop_strings(stopping_criteria, stop_strings, lambda: _loaded(model).tokenizer_of(model))
+    others = (drafter, tree, ngrams, calibration, native)
+    return _generate(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, *others, **model_kwargs
+    )
+
+
+def _generate(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    drafter: str | None = None,
+    tree: str | TreePolicy | None = None,
+    ngrams: str | None = None,
+    calibration: str | None = None,
+    native: bool = True,
+    **model_kwargs: Any,
+) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    """Do what `generate` does once stop strings are criteria: transformers gives them to a function that has
+    an argument of this name, and else puts them into the generation config."""
     began, streamer = time.time(), _of_caller("streamer")
     _refuse(model, input_ids, stopping_criteria, generation_config, model_kwargs, streamer)
-    loaded: Loaded = model.__dict__.setdefault(LOADED, Loaded())
+    loaded = _loaded(model)
     with loaded.lock, _own_attention(model):
         decoder = loaded.decoder(model, native, drafter, tree, ngrams, calibration)
         texts = list(input_ids.long())  # of each row: padding, prompt, output so far
@@ -142,8 +166,7 @@ def generate_of_repository(
     `custom_generate/generate.py` does.
 
     Args:
-        stop_strings: end an output, and need the tokenizer; transformers passes neither to a callable. Left
-            out: those of the generation config.
+        stop_strings: end an output, and need the tokenizer. Left out: those of the generation config.
         revision: of the drafter on the Hub.
         arguments: all others of `generate`.
 
@@ -167,11 +190,24 @@ def generate_of_repository(
     if stop_strings is ...:
         stop_strings = next((one.stop_strings for one in configs if one and one.stop_strings), None)
     arguments["stop_strings"] = None  # else transformers asks for the tokenizer
-    if stop_strings and not any(type(one) is StopStringCriteria for one in criteria):  # a caller's own counts
-        if tokenizer is None:
+    _add_stop_strings(criteria, stop_strings, lambda: tokenizer)
+    return model.generate(custom_generate=_generate, drafter=drafter, stopping_criteria=criteria, **arguments)
+
+
+def _add_stop_strings(
+    criteria: StoppingCriteriaList,
+    strings: str | Sequence[str] | None,
+    tokenizer: Callable[[], PreTrainedTokenizerBase | None],
+) -> None:
+    """Let strings end an output, unless the caller has a criterion that does.
+
+    Raises:
+        UserError: there is no tokenizer.
+    """
+    if strings and not any(type(one) is StopStringCriteria for one in criteria):
+        if (found := tokenizer()) is None:
             raise UserError("tokenizer: must be given with stop_strings, got none")
-        criteria.append(StopStringCriteria(tokenizer, stop_strings))
-    return model.generate(custom_generate=generate, drafter=drafter, stopping_criteria=criteria, **arguments)
+        criteria.append(StopStringCriteria(found, strings))
 
 
 def _emit(
@@ -208,6 +244,10 @@ def _output(
     return GenerateDecoderOnlyOutput(sequences=sequences, scores=rule.scores, logits=rule.logits)
 
 
+def _loaded(model: PreTrainedModel) -> "Loaded":
+    return model.__dict__.setdefault(LOADED, Loaded())
+
+
 class Loaded:
     """The last decoders of a model by what they were loaded with. Copies of the model begin without any.
 
@@ -221,6 +261,7 @@ class Loaded:
         self.lock = threading.RLock()
         self.copied: tuple[Look, FrozenTarget] | None = None
         self.copies = True
+        self.tokenizer: PreTrainedTokenizerBase | None = None
         self.decoders: dict[tuple, tuple[list, SpeculativeDecoder]] = {}  # with what each was loaded for
 
     def __reduce__(self) -> tuple:
@@ -256,6 +297,20 @@ class Loaded:
             del self.decoders[next(iter(self.decoders))]
         return known[1]
 
+    def tokenizer_of(self, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+        """Return the tokenizer of the model's folder or repository, loaded in the first call.
+
+        Raises:
+            UserError: the model comes from neither, or there is none.
+        """
+        if not model.name_or_path:
+            raise UserError(
+                "stop_strings: must be for a model from a folder or the Hub, which has its tokenizer, got "
+                "another; add StopStringCriteria to stopping_criteria"
+            )
+        self.tokenizer = self.tokenizer or load_tokenizer(model.name_or_path)
+        return self.tokenizer
+
     def native(self, model: PreTrainedModel) -> FrozenTarget | None:
         """Return the native copy of the model, made in the first call; None where its own modules are to run.
         Once its weights have changed they always are: a copy for each step of a training would not pay."""
@@ -263,7 +318,7 @@ class Loaded:
             return None
         look = Look.at(model)
         if self.copied is None:
-            copied = native_copy(model, load_tokenizer(model.name_or_path), model.name_or_path)
+            copied = native_copy(model, self.tokenizer_of(model), model.name_or_path)
             if copied is not None:
                 del vars(copied.model)[LOADED]  # a circle, which would hold both beyond their last use
             self.copied = copied and (look, copied)

@@ -621,6 +621,21 @@ def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
         drafttrain.generate_of_repository(model, tiny_bundle, **given, stop_strings=["x"])
 
 
+def test_stop_strings_reach_the_function(model, tokenizer, tiny_bundle):
+    given = inputs(tokenizer)
+    plain = model.generate(**given, do_sample=False, max_new_tokens=30)
+    words = [tokenizer.decode(token) for token in plain[0, given["input_ids"].shape[1] + 2 : -2]]
+    stop = next(word for word in words if word.isascii() and word.strip())
+    options = {"do_sample": False, "max_new_tokens": 30, "stop_strings": stop, "tokenizer": tokenizer}
+    expected = model.generate(**given, **options)
+    found = model.generate(**given, **call(tiny_bundle, **options))
+    assert torch.equal(found, expected) and len(found[0]) < len(plain[0])
+    own = copy.deepcopy(model)
+    own.config._name_or_path = own.name_or_path = ""
+    with pytest.raises(UserError, match="stop_strings: must be for a model from a folder or the Hub"):
+        own.generate(**given, **call(tiny_bundle, **options))
+
+
 def test_rope_that_stretches_is_refused_beyond_its_limit(tiny_target_folder, tokenizer, tiny_bundle):
     model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
     given = inputs(tokenizer)
