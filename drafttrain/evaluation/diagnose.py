@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.bundle import find_bundle, load_bundle
+from drafttrain.bundle import find_drafter, load_bundle
 from drafttrain.data.prompts import read_prompts
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.model_config import identity
@@ -63,7 +63,7 @@ def diagnose(
         raise UserError(
             f"max_new_tokens: must be >= 3, got {max_new_tokens}; a draft is a token between two others"
         )
-    chats, folder = read_prompts(prompts, limit), find_bundle(bundle)
+    chats, folder = read_prompts(prompts, limit), find_drafter(bundle)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of another target, which the diagnosis names
         loaded = load_bundle(bundle, target=target, dtype=dtype, own_calibration=False)
@@ -92,7 +92,7 @@ def diagnose(
     if drafter.max_depth:
         diagnosis.chains = {n: one for n, one in diagnosis.chains.items() if n <= drafter.max_depth}
     gain = expected - diagnosis.accept_len if expected else 0.0
-    others = [*_identity(drafter, target_lm, gain), *_trend(Path(folder) / "training_log.json")]
+    others = [*_identity(drafter, target_lm, gain), *_trend(folder / "training_log.json")]
     first = next(group for group in diagnosis.tables["depth"] if group.name == "1")
     if first.accepted < SUSPICIOUS or diagnosis.accept_len < SHORT * (expected or 0.0):
         others += _tapped(drafter, target_lm, ids[:TAP_PROMPTS], length, console)

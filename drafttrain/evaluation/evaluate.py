@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from drafttrain.bundle import Bundle, find_bundle, is_plain_lm, load_bundle
+from drafttrain.bundle import Bundle, find_drafter, load_bundle
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.prompts import Task, first_of_each
@@ -181,7 +181,7 @@ def _measured_key(config: EvaluateConfig, bundle: str | os.PathLike, *depends: A
     """Return a fingerprint of what measurements depend on: an evaluation of something else does not continue
     them."""
     sets = [*config.prompts, *([config.tune_prompts] if config.tune_prompts else [])]
-    made_from = content_hash(bundle if is_plain_lm(bundle) else find_bundle(bundle))
+    made_from = content_hash(find_drafter(bundle))
     prompts = [[item.name, content_hash(item.path)] for item in sets]
     return fingerprint([made_from, prompts, config.max_new_tokens, config.lossless_new_tokens, *depends])
 

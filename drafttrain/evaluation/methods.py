@@ -3,12 +3,11 @@ target."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from drafttrain.bundle import NGRAM, Bundle, find_bundle, is_plain_lm, load_bundle
+from drafttrain.bundle import NGRAM, Bundle, find_drafter, load_bundle
 from drafttrain.data.chat import tokenizer_hash
 from drafttrain.evaluation.benchmark_config import ASSISTANT, LOOKAHEAD, PROMPT_LOOKUP, MethodSpec
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
@@ -113,7 +112,7 @@ class Methods:
     def _load_bundle(self, source: str) -> tuple[Bundle, list[int], str]:
         """Return a bundle, or a small LM that drafts unchanged, the blocks that its drafter reads, and a
         fingerprint of its files."""
-        folder = Path(source) if is_plain_lm(source) else find_bundle(source)
+        folder = find_drafter(source)
         self.target.tap(())  # so that what is tapped afterwards is this drafter's doing
         bundle = load_bundle(folder, self.target)
         files = [folder] if folder.is_file() else [one for one in folder.iterdir() if one.suffix in DECIDING]

@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.bundle import NGRAM, Bundle, find_bundle, load_bundle
+from drafttrain.bundle import NGRAM, Bundle, find_drafter, load_bundle
 from drafttrain.bundle_files import SELF_DRAFT
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import PromptSet
@@ -125,7 +125,7 @@ def sweep(
         raise UserError(f"--rows: must be >= 1, got {rows}")
     out, console = Path(out), Console()
     trees = list(dict.fromkeys(trees))
-    task, folder = Task.read(prompts), find_bundle(bundle)
+    task, folder = Task.read(prompts), find_drafter(bundle)
     loaded = load_bundle(folder, target, dtype, device, calibration, classifier=classifier)
     dtype = dtype_name(loaded.target.dtype)  # that "auto" resolved to
     tokenizer = loaded.target.tokenizer

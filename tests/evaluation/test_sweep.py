@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from drafttrain.bundle import load_bundle
@@ -15,6 +16,7 @@ from drafttrain.classifier.model import Classifier
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import read_prompts
 from drafttrain.evaluation import sweep as module
+from drafttrain.evaluation.diagnose import diagnose
 from drafttrain.evaluation.sweep import Point, compare_families, pareto_front, sweep
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.stats import DecodeStats
@@ -140,6 +142,18 @@ def test_end_to_end(tiny_bundle, questions, classifier, tmp_path, monkeypatch, c
     assert len(decoded) > 1  # the counts of another target are not taken
     sweep(tiny_bundle, prompts, trees[:1], tmp_path / "out", "eagel2", **options)
     assert "no tree of eagel2 among them" in capsys.readouterr().out
+
+
+def test_a_small_lm_in_one_file(tiny_llama, write_gguf, questions, tmp_path):
+    path = str(write_gguf(tmp_path / "small.gguf", *tiny_llama))
+    options = {"max_new_tokens": 8, "dtype": "float32", "device": "cpu", "target": path}
+    points, _ = sweep(
+        path, PromptSet("prompts", str(questions), 2), ["chain:length=3"], tmp_path / "out", **options
+    )
+    assert points[0].accept_len > 1
+    rest = {"max_new_tokens": 8, "dtype": "float32", "target": path}
+    found = diagnose(path, str(questions), limit=2, **rest, console=Console(quiet=True))
+    assert found.accept_len > 1
 
 
 def test_several_prompts_at_a_time(tiny_bundle, questions, tmp_path, monkeypatch):
