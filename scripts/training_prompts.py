@@ -5,7 +5,7 @@ python scripts/training_prompts.py --gsm8k train.jsonl --gpteacher codegen-instr
     --oasst vicuna_sample.json --oanc oanc_written_2.zip --out data/train/prompts.jsonl.gz
 
 Evaluation files stay out: MBPP's test tasks are skipped here, and passages from documents that an evaluation
-passage was taken from; `regenerate` and `corpus.exclude` do the rest. The same files give the same bytes.
+passage was taken from; a recipe's `corpus.exclude` does the rest. The same files give the same bytes.
 """
 
 import argparse

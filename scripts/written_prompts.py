@@ -3,8 +3,8 @@ with slots, filled from our own lists and with random numbers, so that the answe
 
 python scripts/written_prompts.py --number 20000 --seed 1 --out runs/written_prompts.jsonl.gz
 
-The same number and seed give the same bytes. No sentence is taken from a benchmark; `regenerate` and
-`corpus.exclude` leave out evaluation prompts all the same.
+The same number and seed give the same bytes. No sentence is taken from a benchmark; where a recipe names
+evaluation prompts under `corpus.exclude`, prompts that hold one are not answered all the same.
 """
 
 import argparse

@@ -27,7 +27,7 @@ from drafttrain.data.corpus import FORMAT_VERSION, tokenizer_facts
 from drafttrain.data.encode import check_trained_fraction, encode_raw, write_raw
 from drafttrain.data.loss_mask import fill_texts
 from drafttrain.data.measured import hash_input, not_compared, note_compared
-from drafttrain.data.overlap import EvaluationPrompts, MeasuredPrompts
+from drafttrain.data.overlap import OVERLAP, EvaluationPrompts, MeasuredPrompts, not_excluded
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
 from drafttrain.data.tidy import split_groups, tidy
@@ -38,7 +38,7 @@ from drafttrain.utils.folders import new_folder
 from drafttrain.utils.writing import write_json
 
 LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
-_DUPLICATE, _OVERLAP = "duplicate", "contains an evaluation prompt"
+_DUPLICATE = "duplicate"
 
 
 def build_corpus(
@@ -64,7 +64,7 @@ def build_corpus(
             disk.
     """
     config.check()
-    report, prompts = CorpusReport(), MeasuredPrompts(_not_excluded(measured, config.exclude))
+    report, prompts = CorpusReport(), MeasuredPrompts(not_excluded(measured, config.exclude))
     with new_folder(out) as folder:
         work = folder / "work"
         work.mkdir()
@@ -108,17 +108,10 @@ def check_measured(
         return
     settings = metadata["config"]
     config = CorpusConfig(**{**settings, "sources": [Source(**source) for source in settings["sources"]]})
-    prompts = MeasuredPrompts(_not_excluded(new, config.exclude))
+    prompts = MeasuredPrompts(not_excluded(new, config.exclude))
     for _ in _unmeasured(config, tokenizer, CorpusReport(), prompts):
         pass
     note_compared(corpus, new)
-
-
-def _not_excluded(measured: Sequence[PromptSet], exclude: Sequence[str]) -> list[PromptSet]:
-    """Return the prompts whose files are not themselves those whose conversations are left out anyway; of a
-    folder some may not be read."""
-    left_out = {Path(path).resolve() for path in exclude}
-    return [one for one in measured if Path(one.path).resolve() not in left_out]
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -129,15 +122,9 @@ def _unmeasured(
 ) -> Iterator[Conversation]:
     """Yield the kept conversations, and refuse them all at the end if some hold a measured prompt."""
     for conversation in kept_conversations(config, tokenizer, report):
-        prompts.look(_asked(conversation))
+        prompts.look(conversation.asked)
         yield conversation
     prompts.check()
-
-
-def _asked(conversation: Conversation) -> list[str]:
-    """Return the turns in which an evaluation prompt may be."""
-    turns = [message.content for message in conversation.messages if message.role in ("user", "text")]
-    return turns + ([conversation.tree_of] if conversation.tree_of else [])
 
 
 def kept_conversations(
@@ -176,7 +163,7 @@ def kept_conversations(
                         break
             counts.kept = n_kept
             unusable = {
-                reason: n for reason, n in counts.skipped.items() if reason not in (_DUPLICATE, _OVERLAP)
+                reason: n for reason, n in counts.skipped.items() if reason not in (_DUPLICATE, OVERLAP)
             }
             if sum(unusable.values()) == counts.read:
                 reasons = ", ".join(f"{n} × {reason}" for reason, n in sorted(unusable.items()))
@@ -196,8 +183,8 @@ def _screen(
     tidied = tidy(conversation, counts.repairs, counts.skipped)
     if tidied is None:
         return None
-    if len(prompts) and any(map(prompts.overlap, _asked(tidied))):
-        counts.skipped[_OVERLAP] += 1
+    if len(prompts) and any(map(prompts.overlap, tidied.asked)):
+        counts.skipped[OVERLAP] += 1
         return None
     if seen is not None:
         words = [[m.role, " ".join(m.content.split())] for m in tidied.messages]

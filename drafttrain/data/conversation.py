@@ -24,6 +24,12 @@ class Conversation:
     tree_of: str | None = None
 
     @property
+    def asked(self) -> list[str]:
+        """Return the turns in which an evaluation prompt may be."""
+        turns = [message.content for message in self.messages if message.role in ("user", "text")]
+        return turns + ([self.tree_of] if self.tree_of else [])
+
+    @property
     def is_text(self) -> bool:
         """Return whether this is a plain document, in which every token is trained."""
         return len(self.messages) == 1 and self.messages[0].role == "text"

@@ -16,6 +16,7 @@ from drafttrain.data.prompts import ENDINGS, read_rows, spread
 from drafttrain.data.streams import open_streams, read_lines
 from drafttrain.utils.errors import UserError, brief
 
+OVERLAP = "contains an evaluation prompt"  # why a conversation is left out
 _OPENING = 3  # words by which contained prompts are looked up
 _MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only as a whole turn
 _PARAGRAPHS = re.compile(r"\n[^\S\n]*\n")  # between them is an empty line, with any line ends
@@ -104,8 +105,11 @@ class MeasuredPrompts:
             if (held := next(filter(prompts.overlap, turns), None)) is not None:
                 self._found[path].append(held)
 
-    def check(self) -> None:
+    def check(self, key: str = "corpus.sources") -> None:
         """Require that no conversation so far holds a prompt.
+
+        Args:
+            key: of the recipe, whose conversations they are.
 
         Raises:
             UserError: some do; says how many, and which.
@@ -117,9 +121,16 @@ class MeasuredPrompts:
             for path, turns in self._found.items()
         )
         raise UserError(
-            "corpus.sources: must hold no conversation with a prompt that evaluate.prompts measures on, got "
+            f"{key}: must hold no conversation with a prompt that evaluate.prompts measures on, got "
             f"{held}; add these files to corpus.exclude"
         )
+
+
+def not_excluded(measured: Sequence[PromptSet], exclude: Sequence[str]) -> list[PromptSet]:
+    """Return the prompts whose files are not themselves those whose conversations are left out anyway; of a
+    folder some may not be read."""
+    left_out = {Path(path).resolve() for path in exclude}
+    return [one for one in measured if Path(one.path).resolve() not in left_out]
 
 
 def _rows_of(path: str | Path) -> list[list[str]]:

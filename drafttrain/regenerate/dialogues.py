@@ -98,10 +98,14 @@ class Dialogue:
 
     def matches(self, row: dict[str, Any]) -> bool:
         """Return whether a row written earlier answers the same questions at this temperature."""
-        turns = row.get("conversations", [])
-        asked = [turn["value"] for turn in turns if turn["from"] != "gpt"]
+        asked, turns = questions(row), row.get("conversations", [])
         wanted = [message.content for message in self.system] + self.questions
         return row.get("temperature") == self.temperature and asked == wanted[: len(asked)] and len(turns) > 1
+
+
+def questions(row: dict[str, Any]) -> list[str]:
+    """Return the turns of a written row that the target has not written."""
+    return [turn["value"] for turn in row.get("conversations", []) if turn["from"] != "gpt"]
 
 
 def hashed(*parts: Any) -> int:

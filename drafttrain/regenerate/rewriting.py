@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.message import Message
+from drafttrain.data.overlap import OVERLAP, EvaluationPrompts, MeasuredPrompts, not_excluded
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.hidden_states.recording import Recordings
 from drafttrain.inference.params import SamplingParams
@@ -31,6 +32,7 @@ from drafttrain.regenerate.dialogues import (
     TurnQueue,
     hashed,
     plan_dialogues,
+    questions,
 )
 from drafttrain.regenerate.engines import Engine
 from drafttrain.regenerate.openai_client import Reply
@@ -39,7 +41,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.progress import counted
 
 if TYPE_CHECKING:
-    from drafttrain.data.config import RegenerateConfig
+    from drafttrain.data.config import PromptSet, RegenerateConfig
 
 SWEEP = 8  # turns kept ready, among which similar prompt lengths are found, per answer under way
 ENOUGH_TO_JUDGE = 20  # failures, before their share is held against max_failed
@@ -50,18 +52,40 @@ class _LimitReached(Exception):
     """The message is the name of the limit."""
 
 
-def plan(config: RegenerateConfig, skipped: Counter) -> tuple[dict[str, Dialogue], int]:
-    """Return the conversations of all sources by id, in order, and the number of rows read."""
+def plan(
+    config: RegenerateConfig,
+    skipped: Counter,
+    prompts: EvaluationPrompts | None = None,
+    measured: MeasuredPrompts | None = None,
+) -> tuple[dict[str, Dialogue], int]:
+    """Return the conversations of all sources by id, in order, and the number of rows read.
+
+    Args:
+        skipped: reasons for which rows are left out are counted there.
+        prompts: conversations that hold one are left out.
+        measured: and none of the others may hold one of these.
+
+    Raises:
+        UserError: one does, or there are none to answer.
+    """
     reports = [ReadReport() for _ in config.sources]
 
     def conversations() -> Iterator[Conversation]:
         for source, report in zip(config.sources, reports):
             rows = read_conversations(source.path, source.format, report)
-            yield from islice(rows, source.max_conversations)
+            for conversation in islice(rows, source.max_conversations):
+                if prompts is not None and any(map(prompts.overlap, conversation.asked)):
+                    skipped[OVERLAP] += 1
+                    continue
+                if measured is not None:
+                    measured.look(conversation.asked)
+                yield conversation
 
     names = ("max_turns", "greedy_fraction", "temperature", "seed", "deduplicate")
     options = {name: getattr(config, name) for name in names}
     dialogues = {found.id: found for found in plan_dialogues(conversations(), skipped, **options)}
+    if measured is not None:
+        measured.check("regenerate.sources")
     for report in reports:
         skipped.update(report.skipped)
     if not dialogues:
@@ -80,10 +104,14 @@ class Rewriting:
         out: Path,
         tokenizer: PreTrainedTokenizerBase,
         recordings: Recordings | None = None,
+        exclude: Sequence[str] = (),
+        measured: Sequence[PromptSet] = (),
     ):
         self.config, self.tokenizer, self.recordings = config, tokenizer, recordings
         self.skipped, self.failures = Counter(), Counter()
-        self.pending, n_read = plan(config, self.skipped)
+        self.prompts = EvaluationPrompts.read(exclude)
+        refused = MeasuredPrompts(not_excluded(measured, exclude))
+        self.pending, n_read = plan(config, self.skipped, self.prompts, refused)
         self.order = list(self.pending)  # ids as read
         self.report = RegenerateReport(read=n_read)
         self.file = ResponseFile(out)
@@ -95,6 +123,8 @@ class Rewriting:
         """Count what an earlier call has written; it is not pending any more."""
         for row in self.file.recover():
             dialogue = self.pending.pop(row["id"], None)
+            if dialogue is None and any(map(self.prompts.overlap, questions(row))):
+                continue  # answered before its prompt was among those; `finish` leaves it out
             if dialogue is None or not dialogue.matches(row):
                 raise UserError(
                     f"{self.file.partial}: conversation {row['id']!r} is not in the sources in this form: "

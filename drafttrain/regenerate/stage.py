@@ -19,7 +19,7 @@ from rich.markup import escape
 from transformers import PreTrainedTokenizerBase
 
 from drafttrain.data.chat import template_hash, tokenizer_hash
-from drafttrain.data.config import RegenerateConfig
+from drafttrain.data.config import PromptSet, RegenerateConfig
 from drafttrain.hidden_states.recording import Recordings, StateRecorder, recording_of, states_folder
 from drafttrain.regenerate import engines
 from drafttrain.regenerate.responses import PARTIAL, RESPONSES, RegenerateReport, read_rows
@@ -59,6 +59,8 @@ def regenerate(
     earlier: Iterable[str | Path] = (),
     kept: KeptStates | None = None,
     is_own: bool = False,
+    exclude: Sequence[str] = (),
+    measured: Sequence[PromptSet] = (),
 ) -> RegenerateReport:
     """Load the target, or its tokenizer alone where a server generates, and call `answer_conversations`.
 
@@ -66,10 +68,11 @@ def regenerate(
         model, dtype, device: as `load_for_decoding`.
     """
     config.check()
+    given = {"earlier": earlier, "is_own": is_own, "exclude": exclude, "measured": measured}
     if config.server is not None:
-        return answer_conversations(config, out, None, load_tokenizer(model), earlier, is_own=is_own)
+        return answer_conversations(config, out, None, load_tokenizer(model), **given)
     target = load_for_decoding(model, dtype, device)
-    return answer_conversations(config, out, target, target.tokenizer, earlier, kept=kept, is_own=is_own)
+    return answer_conversations(config, out, target, target.tokenizer, kept=kept, **given)
 
 
 def answer_conversations(
@@ -81,6 +84,8 @@ def answer_conversations(
     console: Console | None = None,
     kept: KeptStates | None = None,
     is_own: bool = False,
+    exclude: Sequence[str] = (),
+    measured: Sequence[PromptSet] = (),
 ) -> RegenerateReport:
     """Answer conversations with the target and write `responses.jsonl` (ShareGPT rows with token ids).
 
@@ -96,6 +101,8 @@ def answer_conversations(
         kept: the states to keep in `states_folder(out)`, which the target is tapped for. None: no states.
         is_own: what is in the folder is known to have been made with these settings, also if its record is
             lost.
+        exclude: files of evaluation prompts, as in `corpus.exclude`: conversations with one are not answered.
+        measured: prompts that the drafter will be measured on: no other conversation may hold one.
 
     Raises:
         UserError: sources that cannot be read, a folder made with other settings, a prompt limit for which
@@ -111,7 +118,7 @@ def answer_conversations(
         recordings = _recordings(kept, target, out, earlier)
         recorder = StateRecorder(recordings)
         target.tap([*kept.blocks, target.n_blocks])  # the last one is the final state
-    run = Rewriting(config, out, tokenizer, recordings)
+    run = Rewriting(config, out, tokenizer, recordings, exclude, measured)
     write_json(out / RECORD, {"settings": settings, "report": None})
     try:
         run.recover()

@@ -161,6 +161,7 @@ def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:
         limits = 1e9 * config.max_disk_gb, config.shard_tokens
         kept = KeptStates(stored_blocks(recipe), config.dtype, *limits)
     given = {"earlier": earlier, "kept": kept, "is_own": True}  # the run resumes nothing else
+    given |= {"exclude": recipe.corpus.exclude, "measured": _measured(recipe)}  # before hours are spent
     return regenerate(recipe.regenerate, model, out, **_place(recipe), **given)
 
 

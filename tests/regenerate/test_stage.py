@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from drafttrain.data.chat import encode_prompt
-from drafttrain.data.config import RegenerateConfig, Source
+from drafttrain.data.config import PromptSet, RegenerateConfig, Source
 from drafttrain.data.loss_mask import encode_conversation
 from drafttrain.data.message import Message
 from drafttrain.data.readers import read_conversations
@@ -122,6 +122,27 @@ def interrupt(config: RegenerateConfig, out: Path, target: FrozenTarget, rows: i
         patch.setattr(Rewriting, "write", counted)
         answer_conversations(config, out, target, target.tokenizer, console=console)
     return console.file.getvalue()
+
+
+def test_evaluation_prompts_are_not_answered(target, source, tmp_path):
+    """Nor kept where they were answered before the recipe named them."""
+    held = tmp_path / "held.jsonl"
+    write_jsonl(held, [{"id": "1", "turns": [QUESTIONS[4][0].upper()]}])
+    whole = run(config_for(source), tmp_path / "out", target)
+    for out in (tmp_path / "out", tmp_path / "new"):  # the first one again
+        options = {"console": Console(quiet=True), "exclude": [str(held)]}
+        report = answer_conversations(config_for(source), out, target, target.tokenizer, **options)
+        assert report.is_balanced and report.skipped["contains an evaluation prompt"] == 1
+        ids = [row["id"] for row in read_jsonl(out / "responses.jsonl")]
+        assert "chat-4" not in ids and len(ids) == report.written == whole.written - 1
+    measured = [PromptSet("held", str(held))]
+    with pytest.raises(UserError, match=r"regenerate.sources: must hold no conversation .*corpus.exclude"):
+        options = {"console": Console(quiet=True), "measured": measured}
+        answer_conversations(config_for(source), tmp_path / "b", target, target.tokenizer, **options)
+    options |= {"exclude": [str(held)]}
+    assert answer_conversations(
+        config_for(source), tmp_path / "b", target, target.tokenizer, **options
+    ).written
 
 
 def test_greedy_answers_equal_one_by_one(any_target, source, tmp_path):
