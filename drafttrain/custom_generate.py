@@ -86,7 +86,7 @@ def generate(
         ngrams, calibration: folders, likewise.
         native: make the copy, where the model can run natively (`target_lm/twin.py`). False: run its modules,
             which takes no memory for a copy.
-        stop_strings: end an output, as told by the tokenizer that the model's folder or repository has.
+        stop_strings: end an output, found with the tokenizer that the model's folder or repository has.
         model_kwargs: what transformers has prepared for the model.
 
     Returns:

@@ -83,7 +83,7 @@ def corpus(recipe: Recipe, folders: Folders) -> Estimate:
     if recipe.plan.corpus_tokens:
         tokens, about = recipe.plan.corpus_tokens, "about "
     else:
-        tokens, about = _recipe_tokens(recipe, folders)
+        tokens, about = _recipe_tokens(recipe)
     return {
         "tokens": f"{about}{_count(tokens)}",
         "disk": f"{about}{_bytes(5 * tokens)}",
@@ -186,6 +186,18 @@ def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
     prompts = recipe.calibrate.prompts
     times = 6 + (C2T_TRIALS if recipe.classifier.prompts else 0)
     return {"prompts": f"{prompts.name} {prompts.limit or 'all'}", "decoded": f"{times} times each"}
+
+
+def ngrams(recipe: Recipe, folders: Folders) -> Estimate:
+    """Estimate the text that is counted, and name the prompts that Self-Draft is tuned on."""
+    if sources := recipe.ngrams.sources:
+        tokens, about = _source_tokens(sources), "about "
+    else:
+        tokens, about = _recipe_tokens(recipe)
+    estimate, prompts = {"tokens": f"{about}{_count(tokens)}"}, recipe.calibrate.prompts
+    if prompts is not None:
+        estimate["tuned on"] = f"{prompts.name} {prompts.limit or 'all'}"
+    return estimate
 
 
 def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
@@ -300,16 +312,16 @@ def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
         return counts["train"]["tokens"], ""
     if recipe.plan.corpus_tokens is not None:
         return recipe.plan.corpus_tokens, "planned "
-    return _recipe_tokens(recipe, folders)
+    return _recipe_tokens(recipe)
 
 
-def _recipe_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
+def _recipe_tokens(recipe: Recipe) -> tuple[int, str]:
     """Return tokens of the corpus by its sources and the target's answers: "about ", or "at most " where
     those are still to be given."""
     tokens, config = _source_tokens(recipe.corpus.sources), recipe.regenerate
     if config is None:
         return tokens, "about "
-    there = (folders.get("regenerate") or folders["corpus"].parent / ANSWERS) / RESPONSES
+    there = Path(recipe.output) / ANSWERS / RESPONSES
     if there.is_file():
         return tokens + round(there.stat().st_size / RESPONSE_BYTES), "about "
     left = config.max_rows
@@ -374,7 +386,7 @@ def _bytes(n: float) -> str:
     return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{max(n / 1e6, 0.1):.1f} MB"
 
 
-_STAGES = (fetch_target, regenerate, corpus, collect, train, classifier, calibrate, evaluate, export)
+_STAGES = (fetch_target, regenerate, corpus, collect, train, classifier, calibrate, ngrams, evaluate, export)
 
 
 def estimate(stage: str, recipe: Recipe, folders: Folders) -> Estimate:

@@ -25,6 +25,7 @@ from drafttrain.drafters.config import DrafterConfig, drafter_folder, read_confi
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
 from drafttrain.run.options import without_none
+from drafttrain.self_draft.config import NgramConfig
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig
 from drafttrain.trees.policies import POLICIES
@@ -95,6 +96,8 @@ class Recipe:
         evaluate: what the drafter is measured on.
         calibrate: how costs of drafting are measured; with neither prompts nor quick nothing is calibrated.
         classifier: how C2T's classifier is made; without prompts there is none.
+        ngrams: present: n-grams of the answers are counted for Self-Draft, which is tuned on
+            calibrate.prompts, and put into the bundle. Sources and exclude are the corpus's if left out.
         export: what the model card says.
         name: the run's name. Default: the recipe file's name.
         output: folder of the run; each stage writes one folder below it. Default: runs/<name>.
@@ -111,6 +114,7 @@ class Recipe:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     calibrate: CalibrateConfig = field(default_factory=CalibrateConfig)
     classifier: ClassifierStageConfig = field(default_factory=ClassifierStageConfig)
+    ngrams: NgramConfig | None = None
     export: ExportConfig = field(default_factory=ExportConfig)
     name: str = ""
     output: str = ""
@@ -315,6 +319,13 @@ def _check_values(recipe: Recipe) -> None:
     sections = recipe.hidden_states, recipe.drafter, recipe.training, recipe.classifier, recipe.calibrate
     for section in (*sections, recipe.evaluate, recipe.plan):
         section.check()
+    if recipe.ngrams:
+        check_ranges(recipe.ngrams, "ngrams")
+        if recipe.export.ngrams is not None:
+            raise UserError(
+                f"export.ngrams: must be left out where the run counts its own, got {recipe.export.ngrams}; "
+                "leave out one of it and ngrams"
+            )
     _check_policies(recipe.evaluate.trees)
     measured = {Path(prompts.path).resolve() for prompts in recipe.evaluate.prompts}
     others = recipe.evaluate.tune_prompts, recipe.calibrate.prompts, recipe.classifier.prompts

@@ -169,18 +169,48 @@ def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
     from drafttrain.data.build import build_corpus
     from drafttrain.target_lm.loading import load_tokenizer
 
-    config = recipe.corpus
+    config = dataclasses.replace(recipe.corpus, sources=_sources(recipe, folders))
+    report = build_corpus(config, load_tokenizer(target_model(recipe)), out, _measured(recipe))
+    return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
+
+
+def _sources(recipe: Recipe, folders: Folders) -> list[Source]:
+    """Return the sources of the corpus, the target's answers of this run first.
+
+    Raises:
+        UserError: there are none.
+    """
+    given = recipe.corpus.sources
     if "regenerate" in folders:
         regenerated = folders["regenerate"] / "responses.jsonl"
         if regenerated.stat().st_size:  # it is empty where time was up before the first answer
-            config = dataclasses.replace(config, sources=[Source(str(regenerated)), *config.sources])
-        elif not config.sources:
+            return [Source(str(regenerated)), *given]
+        if not given:
             raise UserError(
                 "corpus.sources: must not be empty where regenerate finished no answer in its time; add a "
                 "source, or raise regenerate.max_minutes"
             )
-    report = build_corpus(config, load_tokenizer(target_model(recipe)), out, _measured(recipe))
-    return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
+    return given
+
+
+def _ngrams(recipe: Recipe, folders: Folders, out: Path) -> dict[str, int]:
+    """Count the n-grams of the corpus's sources and, where prompts calibrate, tune Self-Draft for them."""
+    from drafttrain.data.chat import tokenizer_hash
+    from drafttrain.self_draft.build import build_ngrams
+    from drafttrain.self_draft.config import TuneConfig
+    from drafttrain.self_draft.corpus_cache import CorpusCache
+    from drafttrain.self_draft.tuning import tune_self_draft
+    from drafttrain.target_lm.loading import load_for_decoding, load_tokenizer
+
+    model, prompts, given = target_model(recipe), recipe.calibrate.prompts, recipe.ngrams
+    sources, exclude = given.sources or _sources(recipe, folders), given.exclude or recipe.corpus.exclude
+    config = dataclasses.replace(given, sources=sources, exclude=exclude)
+    report = build_ngrams(config, load_tokenizer(model), out)
+    if prompts is not None:
+        target = load_for_decoding(model, **_place(recipe))
+        cache = CorpusCache.open(out, tokenizer_hash(target.tokenizer))
+        tune_self_draft(TuneConfig(prompts, busy=recipe.calibrate.busy), target, cache, out)
+    return {"tokens": report["tokens"]}
 
 
 def _measured(recipe: Recipe) -> list[PromptSet]:
@@ -288,6 +318,8 @@ def _export(recipe: Recipe, folders: Folders, out: Path) -> None:
     from drafttrain.export.write import export
 
     config = dataclasses.replace(recipe.export, name=recipe.export.name or recipe.name)
+    if "ngrams" in folders:
+        config.ngrams = str(folders["ngrams"])
     evaluation = folders["evaluate"] / "eval.json" if "evaluate" in folders else None
     made = folders.get("calibrate"), _made_classifier(folders)
     export(config, folders["train"] / "drafter", out, evaluation, *made)
@@ -321,6 +353,12 @@ def _training_files(recipe: Recipe) -> list[str]:
         paths += [str(Path(start) / name) for name in FILES]
     # a Hub id is no file, but what is written as a path has to be there
     return paths + (_local(model) or ([model] if model and model.startswith((".", "/")) else []))
+
+
+def _ngram_files(recipe: Recipe) -> list[str]:
+    given, tuning = recipe.ngrams, recipe.calibrate.prompts
+    sources = [source.path for source in given.sources or recipe.corpus.sources]
+    return [*sources, *(given.exclude or recipe.corpus.exclude), *([tuning.path] if tuning else [])]
 
 
 def _local(model: str | None) -> list[str]:
@@ -420,6 +458,21 @@ STAGES = [
         enabled=lambda recipe: recipe.calibrate.is_asked,
     ),
     Stage(
+        name="ngrams",
+        folder="ngrams",
+        run=_ngrams,
+        section=lambda recipe: {
+            "target": recipe.target,
+            "ngrams": recipe.ngrams,
+            "corpus": {"sources": recipe.corpus.sources},
+            "prompts": recipe.calibrate.prompts,
+        },
+        settle=partial(settle, work="decoding"),
+        needs=("fetch-target", "regenerate"),
+        files=_ngram_files,
+        enabled=lambda recipe: recipe.ngrams is not None,
+    ),
+    Stage(
         name="evaluate",
         folder="evaluation",
         run=_evaluate,
@@ -451,6 +504,6 @@ STAGES = [
         section=lambda recipe: {"export": recipe.export, "name": recipe.name},
         settle=settle,
         files=_bundled_files,
-        needs=("fetch-target", "train", "classifier", "calibrate", "evaluate"),
+        needs=("fetch-target", "train", "classifier", "calibrate", "ngrams", "evaluate"),
     ),
 ]

@@ -48,6 +48,7 @@ classifier:
   {prompts: {name: own, path: others.jsonl}, max_new_tokens: 200, top_k: 120, max_depth: 1, epochs: 1,
    batch_size: 64}
 calibrate: {prompts: {name: own, path: others.jsonl}, rounds: 1, max_new_tokens: 8}
+ngrams: {processes: 1}
 evaluate:
   {prompts: [{name: own, path: prompts.jsonl}], trees: ["c2t:max_depth=3"], max_new_tokens: 6,
    lossless_prompts: 1, lossless_new_tokens: 6}
@@ -128,6 +129,9 @@ def test_all_stages(folder, capsys):
     assert json.loads(Path("runs/tiny/bundle/eval.json").read_text())["tree"] == "c2t:max_depth=3"
     files = {p.name for p in Path("runs/tiny/bundle").iterdir()}
     assert {"calibration.json", "costs.png", "classifier.json", "classifier.safetensors"} <= files
+    assert {"ngrams.json", "ngrams.bin", "self_draft.json"} <= files
+    header = json.loads(Path("runs/tiny/bundle/ngrams.json").read_text())
+    assert [source["name"] for source in header["sources"]] == ["responses.jsonl", "chats.json"]
     made = json.loads(Path("runs/tiny/classifier/stage.json").read_text())["figures"]
     assert made["nodes"] == 120 * made["trees"] > 0 and 0 <= made["recall"] <= 1
     loaded = load_bundle("runs/tiny/bundle", dtype="float32")  # its threshold is for its classifier
@@ -539,9 +543,9 @@ def test_all_stages_estimate_the_same_corpus(folder):
         min(sum(message.role == "user" for message in chat.messages), config.max_turns)
         for chat in islice(read_conversations(source.path, source.format), source.max_conversations)
     )
-    most = estimates._count(estimates._recipe_tokens(recipe, {"corpus": Path("no")})[0])
+    most = estimates._count(estimates._recipe_tokens(recipe)[0])
     assert corpus["tokens"] == collected["tokens"] == f"at most {most}"
-    found = estimates._recipe_tokens(recipe, {"corpus": Path("no")})[0] - own
+    found = estimates._recipe_tokens(recipe)[0] - own
     assert turns * config.max_new_tokens < found < turns * (config.max_new_tokens + 60)
 
 
