@@ -82,7 +82,8 @@ def drafter_shape(recipe: Recipe) -> DrafterConfig:
     if "kv_heads" in shape.settings:
         shape = dataclasses.replace(shape, kv_heads=stored.get("num_key_value_heads"))
     if "anchor" in shape.settings:
-        shape = dataclasses.replace(shape, anchor=shape.anchor or recipe.drafter.anchor)
+        anchor = shape.anchor or recipe.drafter.anchor
+        shape = dataclasses.replace(shape, anchor=anchor, layers=max(shape.layers, recipe.drafter.layers))
     if "head_dtype" in shape.settings and recipe.training.max_steps != 0:
         own = {name: getattr(recipe.drafter, name) for name in ("head_dtype", "layers_dtype")}
         shape = dataclasses.replace(shape, **own)

@@ -60,7 +60,8 @@ class TrainingConfig:
         wandb_mode: "offline" needs no account; "online" uploads.
         init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).
             Its shape and draft vocabulary hold, not those of the section drafter, which must name no other
-            kind, kv_heads or intermediate_size; `drafter.anchor: true` gives an anchor to EDD that has none.
+            kind, kv_heads or intermediate_size; `drafter.anchor: true` gives an anchor to EDD that has none,
+            and `drafter.layers` more layers to EDD that has fewer.
         init_draft_vocab_size: size of the draft vocabulary: to that of `init_from` the corpus's most frequent
             other tokens are added, or its own least frequent ones are dropped. null: unchanged.
         deepspeed: path of a DeepSpeed JSON file; launch with `deepspeed scripts/train_drafter.py …`.

@@ -24,7 +24,8 @@ DAMPING = 1e-3  # of the least squares, in units of the mean of its products' di
 def continued_drafter(
     config: TrainingConfig, drafter_config: DrafterConfig, target: FrozenTarget, corpus: Dataset
 ) -> DraftModel:
-    """Load the drafter to start from, in fp32, with the anchor and the vocabulary that are asked for.
+    """Load the drafter to start from, in fp32, with the anchor, the layers and the vocabulary that are asked
+    for.
 
     Raises:
         UserError: there is none, or it is of another target, kind or shape.
@@ -33,6 +34,8 @@ def continued_drafter(
     drafter = load_drafter(config.init_from, target, dtype=torch.float32)
     if drafter_config.anchor and not drafter.config.anchor:
         drafter = add_anchor(drafter).attach(target)
+    if drafter_config.layers > drafter.config.layers:
+        drafter = add_layers(drafter, drafter_config.layers).attach(target)
     drafter.config.target = identity(target)  # what it learns from now on
     drafter.config.head_dtype = drafter_config.head_dtype
     drafter.config.layers_dtype = drafter_config.layers_dtype
@@ -83,6 +86,21 @@ def add_anchor(drafter: EddModel) -> EddModel:
                 for parameter in linear.parameters():
                     parameter /= size
         model.anchor_fc.weight.copy_(torch.eye(*model.anchor_fc.weight.shape))  # the token alone
+    return model.to(drafter.device)
+
+
+def add_layers(drafter: EddModel, layers: int) -> EddModel:
+    """Return an EDD drafter with `layers` layers that drafts as before: the new ones are copies of its last
+    one that add nothing to their input yet."""
+    model = EddModel(EddConfig.from_dict(drafter.config.to_dict() | {"layers": layers}))
+    model.load_state_dict(drafter.state_dict(), strict=False)
+    last = drafter.layers[-1].state_dict()
+    with torch.no_grad():
+        for layer in model.layers[drafter.config.layers :]:
+            layer.load_state_dict(last)
+            for linear in (layer.o_proj, layer.down_proj):
+                for parameter in linear.parameters():
+                    parameter.zero_()
     return model.to(drafter.device)
 
 

@@ -38,6 +38,11 @@ def check_continued(config: TrainingConfig, stored: dict[str, Any], drafter_conf
                 f"drafter.{key}: must be that of training.init_from, {stored.get(key)}, without training "
                 f"(training.max_steps: 0), got {value}; leave it out"
             )
+    if config.max_steps == 0 and drafter_config.layers > (there := stored.get("layers", 1)):
+        raise UserError(
+            f"drafter.layers: must be that of training.init_from, {there}, without training "
+            f"(training.max_steps: 0), got {drafter_config.layers}; leave it out"
+        )
     for key, own in (("kv_heads", "num_key_value_heads"), ("intermediate_size", "intermediate_size")):
         if (asked := getattr(drafter_config, key)) and asked != stored.get(own):
             there = stored.get(own)

@@ -1,4 +1,4 @@
-"""A training that starts from another's drafter: its vocabulary, and an anchor that it gets."""
+"""A training that starts from another's drafter: its vocabulary, an anchor and layers that it gets."""
 
 from dataclasses import replace
 
@@ -15,6 +15,7 @@ from drafttrain.target_lm.loading import load_target
 from drafttrain.training.config import TrainingConfig
 from drafttrain.training.continued import DAMPING, resized_vocabulary, set_vocabulary
 from drafttrain.training.start import check_continued
+from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 
@@ -77,6 +78,7 @@ def test_the_vocabulary_of_medusa_stays():
     ("settings", "stored", "message"),
     [
         ({"anchor": True}, {}, "drafter.anchor: must be that of training.init_from, None, without training"),
+        ({"layers": 2}, {}, "drafter.layers: must be that of training.init_from, 1, without training"),
         ({"head_dtype": "int8"}, {}, "drafter.head_dtype: must be that of training.init_from, None"),
         ({"layers_dtype": "int8"}, {}, "drafter.layers_dtype: must be that of training.init_from, None"),
         (
@@ -137,6 +139,27 @@ def test_an_anchor_is_added(run_training, target_folder):
     target = load_target(str(target_folder), dtype="float32", device="cpu")
     drafter = EddModel.load(anchored / "drafter", target)
     assert drafter.config.anchor and drafter.config.tapped_blocks == [2]
+
+
+def test_layers_are_added(run_training, target_folder):
+    """They change no draft before they are trained, and then they learn."""
+    first = run_training("first", drafter=replace(PLAIN, anchor=True), max_steps=3)
+    start = {"drafter": DrafterConfig(layers=3), "init_from": str(first / "drafter")}
+    still = run_training("still", max_steps=1, lr=1e-9, **start)
+    target = load_target(str(target_folder), dtype="float32", device="cpu")
+    target.tap([2])
+    drafters = [EddModel.load(run / "drafter", target).eval() for run in (first, still)]
+    assert [len(drafter.layers) for drafter in drafters] == [1, 3] and drafters[1].config.anchor
+    found = []
+    for drafter in drafters:
+        state = drafter.new_state(1, 16)
+        drafter.update(state, torch.arange(4)[None], torch.ones(1, 4, 64).cumsum(1), torch.tensor([4]))
+        tree = TokenTree.root_only(torch.tensor([7]))
+        found.append(drafter.expand(state, tree, torch.zeros(1, 1, dtype=torch.long)))
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+    taught = weights(run_training("taught", max_steps=2, lr=1e-2, **start))
+    for name in ("layers.1.o_proj.weight", "layers.2.down_proj.weight"):
+        assert weights(still)[name].abs().max() < 1e-5 < taught[name].abs().max()
 
 
 @pytest.mark.parametrize(
