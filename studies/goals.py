@@ -157,12 +157,19 @@ class Group:
         measure: measures them.
         long: too long for --quick, which takes recorded values.
         size: what each figure must be measured on to be ok or not; smaller ones are left undecided.
+        floors: figure -> what the lower end of its interval must reach, for goals of at least 1; 1 if left
+            out.
     """
 
     goals: dict[str, str]
     measure: Callable[[Run], Measured]
     long: bool = False
     size: Size = field(default_factory=Size)
+    floors: dict[str, float] = field(default_factory=dict)
+
+    def floor(self, figure: str) -> float:
+        """Return what the lower end of a figure's interval must reach."""
+        return self.floors.get(figure, 1.0)
 
 
 def run_and_watch(
@@ -210,11 +217,13 @@ def reaches(goal: str, value: float | None) -> bool:
     return value is not None and COMPARE[sign](value, float(number))
 
 
-def judge(goal: str, measured: dict[str, Any], size: Size) -> tuple[bool | None, str | None]:
+def judge(
+    goal: str, measured: dict[str, Any], size: Size, floor: float = 1.0
+) -> tuple[bool | None, str | None]:
     """Decide whether a measurement reaches a goal, and why it does not.
 
-    A goal of at least 1 claims to be ahead of something: there the lower end of the interval must be ahead
-    as well, and a goal "> 1" needs an interval.
+    A goal of at least 1 claims to be ahead of something: there the lower end of the interval must reach
+    `floor` as well, and a goal "> 1" needs an interval.
 
     Returns:
         True, False, or None where the measurement cannot decide; and the reason unless it is True.
@@ -230,7 +239,7 @@ def judge(goal: str, measured: dict[str, Any], size: Size) -> tuple[bool | None,
         missed.append("the goal is missed")
     if measured.get("ok") is False:
         missed.append(measured.get("why") or "a condition of its own is not met")
-    if interval and sign in (">", ">=") and float(number) >= 1 and not COMPARE[sign](interval[0], 1):
+    if interval and sign in (">", ">=") and float(number) >= 1 and not COMPARE[sign](interval[0], floor):
         missed.append(f"the interval begins at {interval[0]:.4g}")
     if not interval and sign == ">" and float(number) == 1:
         doubts.append("no interval")
@@ -273,9 +282,11 @@ def measure_group(group: Group, run: Run) -> Measured:
         return {name: {"value": None, "error": text, "failed": True} for name in group.goals}
 
 
-def figure_row(name: str, goal: str, measured: dict[str, Any], size: Size) -> dict[str, Any]:
+def figure_row(
+    name: str, goal: str, measured: dict[str, Any], size: Size, floor: float = 1.0
+) -> dict[str, Any]:
     """Return one line of output; "ok" is None where nothing is decided, for the reason under "why"."""
-    ok, why = judge(goal, measured, size)
+    ok, why = judge(goal, measured, size, floor)
     own = ("figure", "value", "goal", "ok", "why")
     notes = {key: item for key, item in measured.items() if key not in own}
     said = {"why": why} if why and why not in (measured.get("error"), measured.get("skipped")) else {}
@@ -333,7 +344,8 @@ def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ())
         measured = measure_group(group, run)
         machine = rounded({**describe_machine(CPU), "load": load.lap()})
         rows = [
-            figure_row(name, group.goals[name], measured.get(name, MISSING), group.size) for name in wanted
+            figure_row(name, group.goals[name], measured.get(name, MISSING), group.size, group.floor(name))
+            for name in wanted
         ]
         for row in rows:
             print(json.dumps(row), flush=True)

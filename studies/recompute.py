@@ -198,7 +198,7 @@ def reasons(row: dict[str, Any], group: Group) -> list[str]:
     if row["value"] is None:
         return [row["definition"]]
     measured = {key: item for key, item in row.items() if key not in ("ok", "why")}
-    _, why = judge(row["goal"], measured, group.size)
+    _, why = judge(row["goal"], measured, group.size, group.floor(row["figure"]))
     found = [row["definition"]] if "definition" in row else []
     found += [why] if why else []
     stamp = {"machine": "machine", "commit": "commit", "measured": "date"}

@@ -24,8 +24,9 @@ from drafttrain.data.prompts import read_prompts, spread
 from drafttrain.drafters.auto import load_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.hidden_states.collect import collect
-from drafttrain.inference.decode import decode_all
+from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.target_lm.loading import load_for_decoding, load_tokenizer, resolve_target
 from drafttrain.training.config import TrainingConfig
@@ -197,9 +198,17 @@ class Bench:
         found = {}
         for task, prompts in self.prompts.items():
             proposer = TreeProposer(drafter, parse_policy(CHAIN))
-            stats = decode_all(self.target, proposer, prompts, NEW_TOKENS, max_rows=ROWS)[1]
+            stats, by_prompt = DecodeStats(), [[0, 0] for _ in prompts]
+            begun: set[int] = set()  # the first token comes from the prompt's forward
+            for step in decode(self.target, proposer, prompts, NEW_TOKENS, stats=stats, max_rows=ROWS):
+                for i, tokens in enumerate(step.tokens):
+                    if tokens and i in begun:
+                        by_prompt[i] = [by_prompt[i][0] + len(tokens), by_prompt[i][1] + 1]
+                    elif tokens:
+                        begun.add(i)
             found[task] = {
                 "prompts": len(prompts),
+                "by_prompt": by_prompt,  # tokens emitted by steps, and steps
                 "emitted": stats.new_tokens - stats.prompts,  # by steps: the first comes from the prompt
                 "steps": stats.steps,
                 "accept_len": stats.accept_len,
@@ -286,6 +295,11 @@ def summarize(rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]
                 for task in results[0]["tasks"]
             },
             "train_tokens": results[0]["tokens"],
+            "by_prompt": {  # by seed
+                task: [result["tasks"][task]["by_prompt"] for result in results]
+                for task, row in results[0]["tasks"].items()
+                if "by_prompt" in row
+            },
         }
         for name, results in rows.items()
     }

@@ -4,7 +4,8 @@
 
 A log may also be the `result.json` of a training of `studies.edd.equal`. The points are real decoding of the
 validation prompts (`training.eval_prompts`). The extrapolation is a line in the logarithm of the tokens
-through all points but the last.
+through all points but the last. Where the learning rate falls along a training, points before its end are
+shorter than those of trainings that end there, so the last one is promised too little.
 """
 
 import json

@@ -1,30 +1,33 @@
-"""Rivals and ablations of EDD after trainings of one length, each at the learning rate best at that length.
+"""Rivals and variants of EDD after trainings of one length, each at the learning rate best at that length.
 
     python -m studies.edd.equal
+    python -m studies.edd.equal --kinds edd eagle      these alone; what is trained is not trained again
 
-The figures of topic `baselines` are of these trainings (`studies/figures/drafters.py`).
+The figures of equal trainings in topic `flagship` are of these trainings (`studies/figures/drafters.py`).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from drafttrain.data.config import Source
 from studies.arguments import start
 from studies.edd.bench import (
     DRAFTER,
-    LONG_STEPS,
     RATES,
     SEEDS,
     TRAINING,
     Bench,
     best,
-    many_answers,
     run_study,
     several_seeds,
     summarize,
 )
 
+STEPS = 5000  # of 2,048 tokens: about three passes
+TEXT = "data/train/answers.parquet"  # the target's, of up to 256 tokens
 EVALUATIONS = 8  # of each training, for curves of accept_len against tokens (`studies/edd/curves.py`)
+TAPPED = [6, 14, -4]  # whose states all kinds read some of
 # what `equal` trains: settings of the drafter and of its training that differ from EDD's
 EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "edd": ({}, {}),
@@ -35,18 +38,24 @@ EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vdm": ({"kind": "vdm"}, {}),  # EDD without the target's states, too
     "edd-ce": ({}, {"loss": "ce"}),
     "edd-fixed5": ({}, {"block_length": (5, 5)}),
+    "edd-2-layers": ({"layers": 2}, {}),
+    "edd-anchored-2-layers": ({"anchor": True, "layers": 2}, {}),
+    "edd-3-taps": ({"tapped_blocks": [6, 14, -4]}, {}),
+    "edd-frozen-head": ({"train_head": False}, {}),
+    "edd-16k": ({"draft_vocab_size": 16384}, {}),
+    "edd-mixed": ({}, {"argmax_share": 0.3, "unreached_weight": 0.3}),
 }
 
 
 def equal(bench: Bench, kinds: Sequence[str] = tuple(EQUAL)) -> dict[str, Any]:
     """Rivals and ablations, trained for one length on the same text, each at the rate that is best at that
     length."""
-    made_from = many_answers(bench)
+    made_from = bench.states("equal", [Source(TEXT)], TAPPED)
     rows, rates = {}, {}
     for name in kinds:
         shape, changes = EQUAL[name]
         drafter = replace(DRAFTER, **shape)
-        training = replace(TRAINING, max_steps=LONG_STEPS, eval_steps=LONG_STEPS // EVALUATIONS, **changes)
+        training = replace(TRAINING, max_steps=STEPS, eval_steps=STEPS // EVALUATIONS, **changes)
         trials = {
             rate: bench.trained(
                 f"{name}-equal-{rate:g}-seed{SEEDS[0]}",

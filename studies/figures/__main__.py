@@ -50,8 +50,8 @@ TOPICS = {
     "seed": seed.GROUPS,
     "pipedec": pipedec.GROUPS,
     "hostile": hostile.GROUPS,
-    "flagship": [*flagship.GROUPS, *published.GROUPS, *second_target.GROUPS],
-    "baselines": [*drafters.GROUPS, *vllm.GROUPS, *baselines.GROUPS, *report.GROUPS],
+    "flagship": [*flagship.GROUPS, *drafters.GROUPS, *published.GROUPS, *second_target.GROUPS],
+    "baselines": [*vllm.GROUPS, *baselines.GROUPS, *report.GROUPS],
 }
 
 

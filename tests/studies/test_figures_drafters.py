@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,7 +35,13 @@ class Trained:
         self.asked.append((name, drafter, training, decode))
         emitted = self.value(drafter, training)
         tasks = {
-            task: {"emitted": emitted * 10, "steps": 10, "accept_len": emitted, "accept_len_nonrepeated": 1.0}
+            task: {
+                "emitted": emitted * 10,
+                "steps": 10,
+                "accept_len": emitted,
+                "accept_len_nonrepeated": 1.0,
+                "by_prompt": [[emitted * 2, 2]] * 5,
+            }
             for task in ("mt_bench", "gsm8k", "humaneval")
         }
         return {
@@ -106,19 +113,36 @@ def test_figures_compare_equal_training_at_the_rate_best_for_it(monkeypatch):
     monkeypatch.setattr(drafters, "bench", lambda run: bench)
     found = drafters.equally_trained(Run("baselines"))
     assert set(found) == set(drafters.GROUPS[0].goals)
-    assert {training.max_steps for _, _, training, _ in bench.asked} == {bench_module.LONG_STEPS}
+    assert {training.max_steps for _, _, training, _ in bench.asked} == {equal.STEPS}
     for name in equal.EQUAL:
         rates = [(t.lr, t.seed) for asked, _, t, _ in bench.asked if asked.startswith(f"{name}-equal")]
         best = favourite["eagle" if name.startswith("eagle") else name.partition("-")[0]]
         assert rates == [*((rate, 0) for rate in bench_module.RATES), (best, 1), (best, 2)]
     assert found["edd_vs_eagle"]["value"] == pytest.approx(1.49 / 1.59)
-    assert found["edd_vs_eagle"]["interval"] == pytest.approx([1.48 / 1.6, 1.5 / 1.58])
+    low, high = found["edd_vs_eagle"]["interval"]  # seeds alone differ here
+    assert 1.48 / 1.6 <= low < 1.49 / 1.59 < high <= 1.5 / 1.58
+    assert found["edd_vs_eagle"]["seeds"] == [pytest.approx([1.48, 1.5]), pytest.approx([1.58, 1.6])]
     assert found["edd_vs_eagle_mtp"]["value"] == pytest.approx(1.49 / 1.69)
     assert found["best_vs_mtp_eagle"]["value"] == pytest.approx(1.79 / 1.69)
     assert found["kl_vs_ce"]["value"] == pytest.approx(1.49 / 1.54)
     assert found["states_vs_none"]["value"] == found["edd_vs_vdm"]["value"] == pytest.approx(1.49 / 1.39)
     assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(1.49 / 1.59)
     assert found["edd_vs_vdm"]["size"] == {"prompts": drafters.TASKS, "seeds": 3}
+
+
+def test_intervals_are_over_prompts_and_seeds():
+    random = np.random.default_rng(1)
+    steps = random.integers(20, 60, size=40)
+    alike = [[[2 * n, n] for n in steps.tolist()]] * 3
+    assert drafters.interval({"a": alike}, {"a": alike}) == [1.0, 1.0]  # prompts are drawn together
+    better = [[[3 * n, n] for n in steps.tolist()], alike[0], alike[0]]
+    low, high = drafters.interval({"a": better}, {"a": alike})
+    assert low == 1.0 and 4 / 3 <= high <= 1.5  # none or most of the seeds drawn
+    mixed = [[[(2 + i % 2) * n, n] for i, n in enumerate(steps.tolist())]] * 3
+    low, high = drafters.interval({"a": mixed}, {"a": alike})
+    draws = random.integers(40, size=(4000, 40))
+    shares = [steps[draw][draw % 2 == 1].sum() / steps[draw].sum() for draw in draws]
+    assert [low, high] == pytest.approx(1 + np.quantile(shares, [0.025, 0.975]) / 2, abs=0.02)
 
 
 def test_a_round_answers_the_hardest_prompts_again(tmp_path, monkeypatch):
