@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from drafttrain.inference.acceptance import AcceptanceRule
 from drafttrain.inference.proposer import Proposer
-from drafttrain.inference.session import Session, Verified, judge, propose, verify
+from drafttrain.inference.session import Session, Verified, judge, propose, run_target
+from drafttrain.target_lm.model import TargetStates
 from drafttrain.trees.lists import rows_of
 from drafttrain.trees.tree import TokenTree
 
@@ -30,18 +31,27 @@ def propose_many(
             trees.append(propose(session))
         return trees
     proposer.set_active(seeds, positions)
-    trees = proposer.propose(joined, torch.cat([session.root for session in sessions]))
-    proposer.split(joined, states)
+    try:
+        trees = proposer.propose(joined, torch.cat([session.root for session in sessions]))
+    finally:  # after an error, too: the caches have what was read before it
+        proposer.split(joined, states)
     return rows_of(trees)
 
 
 def verify_many(
     sessions: Sequence[Session], trees: Sequence[TokenTree], accept: Sequence[AcceptanceRule]
 ) -> list[Verified]:
-    """Verify the trees of several sessions of one target, each with its own cache and length, in one forward
-    without padding to the widest."""
+    """Verify the trees of several sessions of one target, as `verify` does those of one."""
+    return judge_many(sessions, trees, accept, run_target_many(sessions, trees))
+
+
+def run_target_many(
+    sessions: Sequence[Session], trees: Sequence[TokenTree]
+) -> list[tuple[TargetStates, torch.Tensor]]:
+    """Return the target's states and logits [1, n, V] at the nodes of each session's tree, each with its own
+    cache and length, in one forward without padding to the widest."""
     if len(sessions) == 1:
-        return [verify(sessions[0], trees[0], accept[0])]
+        return [run_target(sessions[0], trees[0])]
     target = sessions[0].target
     for session, tree in zip(sessions, trees):
         session.cache.reserve(tree.width)
@@ -54,8 +64,17 @@ def verify_many(
     sizes = [tree.tokens.numel() for tree in trees]
     final = torch.cat([found.final.flatten(0, 1) for found in states])  # [N, H]
     parts = target.head(final).split(sizes)  # [B * n, V] each
-    logits = [part.view(*tree.tokens.shape, -1) for part, tree in zip(parts, trees)]
-    return [judge(*each) for each in zip(sessions, trees, accept, states, logits)]
+    return [(found, part.view(*tree.tokens.shape, -1)) for found, part, tree in zip(states, parts, trees)]
+
+
+def judge_many(
+    sessions: Sequence[Session],
+    trees: Sequence[TokenTree],
+    accept: Sequence[AcceptanceRule],
+    outputs: Sequence[tuple[TargetStates, torch.Tensor]],
+) -> list[Verified]:
+    """Compare the tree of each session with the target's outputs, as `judge` does for one."""
+    return [judge(*given, *output) for *given, output in zip(sessions, trees, accept, outputs, strict=True)]
 
 
 def update_many(sessions: Sequence[Session], verified: Sequence[Verified]) -> None:
@@ -90,5 +109,7 @@ def read_many(
     m = max(one.shape[1] for one in tokens)
     rows = torch.cat([F.pad(one, (0, m - one.shape[1])) for one in tokens])  # [B, m]
     wide = torch.cat([F.pad(one, (0, 0, 0, m - one.shape[1])) for one in tapped])  # [B, m, K*H]
-    proposer.update(joined, rows, wide, torch.cat(list(counts)))
-    proposer.split(joined, states)
+    try:
+        proposer.update(joined, rows, wide, torch.cat(list(counts)))
+    finally:  # as in `propose_many`
+        proposer.split(joined, states)

@@ -1,4 +1,5 @@
-"""The sequences of a scheduled run, the queue in which they wait, and what their work is followed by."""
+"""The sequences of a scheduled run and their texts, the queue in which they wait, and what their work is
+followed by."""
 
 import threading
 from collections import deque
@@ -10,6 +11,8 @@ from drafttrain.inference.decode import Row
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.session import Session, Verified
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.inference.text import OutputText
+from drafttrain.reasoning.interface import Answer
 from drafttrain.trees.tree import TokenTree
 
 PATIENCE = 300.0  # seconds without a draft or a verdict after which a run has got stuck
@@ -73,6 +76,32 @@ class Branch:
         self.error = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+@dataclass
+class AnswerText:
+    """The answer of a call so far.
+
+    Attributes:
+        number: of the call.
+    """
+
+    number: int
+    text: OutputText
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def push(self, row: Row) -> None:
+        piece, row.tokens = self.text.push(row)
+        self.pieces.append(piece)
+        self.tokens += row.tokens
+
+    def answer(self, branch: Branch) -> Answer:
+        """Return the answer of a branch that has ended."""
+        reason, error = branch.row.finish_reason or "", branch.error
+        if reason == "not_finite":
+            error = "the target's logits are not finite"
+        return Answer("".join(self.pieces), tuple(self.tokens), reason, error, branch.stats)
+
+
 class Rounds:
     """The queue between drafting and verifying (Algorithm 2's deque Q and label map γ): branches wait to
     draft, in order, then with a draft to be verified, in order. Safe between threads.
@@ -125,10 +154,10 @@ class Pace:
     and tests decide who is first."""
 
     def prefilled(self, began: float, tokens: int) -> None:
-        """Follow a forward of the target over this many tokens of prompts."""
+        """Follow a forward of the target over this many tokens of prompts, before the drafter reads them."""
 
     def drafted(self, began: float, branches: Sequence[Branch]) -> None:
         """Follow a draft that began at this time of the timeline's clock."""
 
     def verified(self, began: float, trees: Sequence[TokenTree]) -> None:
-        """Follow a forward of the target over these trees."""
+        """Follow a forward of the target over these trees, before acceptance (on a GPU after it)."""

@@ -32,12 +32,14 @@ class Encoded:
         state: the proposer's, the same; None: it has not read the prompt.
         tapped: the target's tapped states, [n, K·H].
         logits: after the prompt, [V].
+        is_finite: whether all logits are.
     """
 
     tokens: list[int]
     cache: TreeCache
     tapped: torch.Tensor
     logits: torch.Tensor
+    is_finite: bool
     state: Any = None
 
 
@@ -84,8 +86,7 @@ class PrefixStore:
         accept: Sequence[AcceptanceRule],
         proposers: Sequence[Proposer],
     ) -> list[Session]:
-        """Return a session of each prompt, whose first token is chosen. What is not known of them runs in one
-        forward.
+        """Return a session of each prompt, whose first token is chosen: `encode`, `read` and `sessions`.
 
         Args:
             max_len: tokens of each prompt and its output together.
@@ -93,7 +94,13 @@ class PrefixStore:
             proposers: for the sessions: the store's, twins of it, or a `NoProposer`, for which the store's
                 reads nothing.
         """
-        prompts, rooms = [list(prompt) for prompt in prompts], [n + DRAFT_SLOTS for n in max_len]
+        encoded = self.encode(prompts, max_len)
+        self.read(encoded, max_len, proposers)
+        return self.sessions(encoded, max_len, accept, proposers)
+
+    def encode(self, prompts: Sequence[Sequence[int]], max_len: Sequence[int]) -> list[Encoded]:
+        """Return prompts in the target's cache. What is not known of them runs in one forward."""
+        prompts, rooms = [list(prompt) for prompt in prompts], _rooms(max_len)
         found = [self._find(prompt) for prompt in prompts]
         new = [i for i, prompt in enumerate(prompts) if _known(found[i], prompt) < len(prompt)]
         if new:
@@ -101,12 +108,29 @@ class PrefixStore:
             for i, one in zip(new, encoded):
                 found[i] = one
         self.shared += sum(len(prompt) for i, prompt in enumerate(prompts) if i not in new)
-        drafted = [i for i, proposer in enumerate(proposers) if not isinstance(proposer, NoProposer)]
-        self._read([found[i] for i in drafted], [rooms[i] for i in drafted])
-        for one in found:
-            if self.capacity and one.logits.max().isfinite():  # NaN would outlive its prompt
+        return found
+
+    def read(self, encoded: Sequence[Encoded], max_len: Sequence[int], proposers: Sequence[Proposer]) -> None:
+        """Let the proposer read what it has not read of the prompts that are drafted for."""
+        triples = zip(encoded, _rooms(max_len), proposers, strict=True)
+        drafted = [(one, room) for one, room, proposer in triples if not isinstance(proposer, NoProposer)]
+        if drafted:
+            self._read(*map(list, zip(*drafted)))
+
+    def sessions(
+        self,
+        encoded: Sequence[Encoded],
+        max_len: Sequence[int],
+        accept: Sequence[AcceptanceRule],
+        proposers: Sequence[Proposer],
+    ) -> list[Session]:
+        """Keep prompts, and return a session of each, whose first token is chosen."""
+        for one in encoded:
+            if self.capacity and one.is_finite:  # NaN would outlive its prompt
                 self._keep(one)
-        return [self._session(*each) for each in zip(found, rooms, accept, proposers, strict=True)]
+        return [
+            self._session(*each) for each in zip(encoded, _rooms(max_len), accept, proposers, strict=True)
+        ]
 
     def _session(self, encoded: Encoded, room: int, accept: AcceptanceRule, proposer: Proposer) -> Session:
         cache, state, length = encoded.cache, encoded.state, len(encoded.tokens)
@@ -154,7 +178,8 @@ class PrefixStore:
             torch.cat([like.tapped[:n], one.tapped[0]]) if n else one.tapped[0]
             for like, n, one in zip(likes, known, states)
         ]
-        return [Encoded(*each) for each in zip(prompts, caches, tapped, logits)]
+        finite = logits.amax(1).isfinite().tolist()  # waits for a GPU: its work is done when this returns
+        return [Encoded(*each) for each in zip(prompts, caches, tapped, logits, finite)]
 
     def _read(self, encoded: list[Encoded], rooms: list[int]) -> None:
         """Let the proposer read the prompts that it has not read yet, but for what they share with others."""
@@ -202,6 +227,11 @@ class PrefixStore:
         ] + [encoded]
         while len(self.kept) > 1 and sum(len(one.tokens) for one in self.kept) > self.capacity:
             del self.kept[0]
+
+
+def _rooms(max_len: Sequence[int]) -> list[int]:
+    """Return the slots that caches need for texts and the drafts after them."""
+    return [n + DRAFT_SLOTS for n in max_len]
 
 
 def _known(like: Encoded | None, prompt: list[int]) -> int:

@@ -23,18 +23,18 @@ import torch
 from drafttrain.data.message import Message
 from drafttrain.inference.acceptance import rule_for
 from drafttrain.inference.decode import Request, Row, check_request, emit, trim
-from drafttrain.inference.many import propose_many, update_many, verify_many
+from drafttrain.inference.many import judge_many, propose_many, run_target_many, update_many
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import OutputText, Prompt, encode, shown
-from drafttrain.reasoning.branches import Branch, Pace, Rounds
+from drafttrain.reasoning.branches import AnswerText, Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.cores import own_cores, own_stream
 from drafttrain.reasoning.interface import Answer, Call, Then
 from drafttrain.reasoning.prefixes import PrefixStore
-from drafttrain.reasoning.timeline import TARGET, Timeline
-from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.reasoning.timeline import DRAFTER, TARGET, Timeline
+from drafttrain.target_lm.model import FrozenTarget, TargetStates
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -155,7 +155,7 @@ class ScheduledDecoder:
             strict: raise what is wrong with a prompt.
         """
         answers: list[Answer | None] = []
-        decoded: dict[int, _Text] = {}  # calls that have not ended, by number of the request
+        decoded: dict[int, AnswerText] = {}  # calls that have not ended, by number of the request
         requested = itertools.count()
 
         def numbered(calls: Sequence[Call]) -> Iterable[tuple[int, Call]]:
@@ -180,7 +180,7 @@ class ScheduledDecoder:
                     waiting.extend(numbered(then(number, answers[number])))
                     continue
                 requests.append(request)
-                decoded[next(requested)] = _Text(number, OutputText(self.target.tokenizer, call.stop))
+                decoded[next(requested)] = AnswerText(number, OutputText(self.target.tokenizer, call.stop))
             return requests
 
         def end(branch: Branch) -> list[Request]:
@@ -222,32 +222,6 @@ class ScheduledDecoder:
                 stacklevel=4,
             )
         return target, drafting
-
-
-@dataclass
-class _Text:
-    """The answer of a call so far.
-
-    Attributes:
-        number: of the call.
-    """
-
-    number: int
-    text: OutputText
-    pieces: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-
-    def push(self, row: Row) -> None:
-        piece, row.tokens = self.text.push(row)
-        self.pieces.append(piece)
-        self.tokens += row.tokens
-
-    def answer(self, branch: Branch) -> Answer:
-        """Return the answer of a branch that has ended."""
-        reason, error = branch.row.finish_reason or "", branch.error
-        if reason == "not_finite":
-            error = "the target's logits are not finite"
-        return Answer("".join(self.pieces), tuple(self.tokens), reason, error, branch.stats)
 
 
 @dataclass
@@ -318,7 +292,7 @@ class _Run:
             if not rounds.ready:
                 waiting = rounds.take(rounds.to_draft, everything=True)
                 for group in [waiting] if self.joined else [[branch] for branch in waiting]:
-                    self.draft(group, "drafter")
+                    self.draft(group, DRAFTER)
                     self.charge([branch for branch in group if branch.is_drafted] or group)
             self.verify(rounds.take(rounds.ready, self.batched))
 
@@ -379,11 +353,15 @@ class _Run:
             for request in requests
         ]
         accept = [rule_for([one.sampling], proposer.draws) for one, proposer in zip(requests, proposers)]
-        known = decoder.store.encoded
+        store, known = decoder.store, decoder.store.encoded
         with self.timeline.span(TARGET, "prefill", numbers):
             began = self.timeline.clock()
-            sessions = decoder.store.start(prompts, rooms, accept, proposers)
-            decoder.pace.prefilled(began, decoder.store.encoded - known)
+            encoded = store.encode(prompts, rooms)
+            decoder.pace.prefilled(began, store.encoded - known)
+        drafted = [n for n, one in zip(numbers, proposers) if not isinstance(one, NoProposer)]
+        with self.timeline.span(DRAFTER, "prefill", drafted) if drafted else nullcontext():
+            store.read(encoded, rooms, proposers)
+        sessions = store.sessions(encoded, rooms, accept, proposers)
         branches = [Branch(Row(*pair), *rest) for pair, *rest in zip(taken, sessions, accept)]
         if decoder.shares_ngrams:
             for prompt, session, branch in zip(map(tuple, prompts), sessions, branches):
@@ -447,12 +425,7 @@ class _Run:
         failed = [branch for branch in branches if branch.error]
         branches = [branch for branch in branches if not branch.error]
         if branches:
-            numbers = [branch.row.number for branch in branches]
-            trees = [branch.tree for branch in branches]
-            with self.timeline.span(TARGET, "verify", numbers):
-                began = self.timeline.clock()
-                self._judge(branches, trees)
-                self.decoder.pace.verified(began, trees)
+            self._judge(branches)
             self.charge(branches)
             for branch in branches:
                 root, step = branch.session.root, DecodeStats()
@@ -468,13 +441,24 @@ class _Run:
         self.mark()
         self.admit()
 
-    def _judge(self, branches: list[Branch], trees: list[TokenTree]) -> None:
+    def _judge(self, branches: list[Branch]) -> None:
+        sessions, trees = [b.session for b in branches], [b.tree for b in branches]
+        with self.timeline.span(TARGET, "verify", [branch.row.number for branch in branches]):
+            began = self.timeline.clock()
+            outputs = run_target_many(sessions, trees)
+            if on_gpu := self.decoder.target.device.type == "cuda":  # its work ends as acceptance reads it
+                self._accept(branches, outputs)
+            self.decoder.pace.verified(began, trees)
+        if not on_gpu:
+            self._accept(branches, outputs)
+
+    def _accept(self, branches: list[Branch], outputs: Sequence[tuple[TargetStates, torch.Tensor]]) -> None:
         for branch in branches:
             branch.accept.set_active([0])
-        sessions, accept = [b.session for b in branches], [b.accept for b in branches]
-        for branch, verified in zip(branches, verify_many(sessions, trees, accept)):
+        sessions, trees, accept = zip(*((b.session, b.tree, b.accept) for b in branches))
+        for branch, verified in zip(branches, judge_many(sessions, trees, accept, outputs)):
             branch.verified, branch.tree = verified, verified.tree
-        if branches[0].session.target.device.type == "cuda":
+        if self.decoder.target.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
     def _go_on(self, branches: list[Branch]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-TARGET = "target"
+TARGET, DRAFTER = "target", "drafter"
 NEWEST = 200_000  # spans that are kept: a run may last for hours
 
 
@@ -15,8 +15,8 @@ class Span:
     """Work on some sequences.
 
     Attributes:
-        who: "target" or the name of a drafting worker.
-        what: "prefill", "verify" or "draft".
+        who: "target", "drafter" or the name of a drafting worker.
+        what: "prefill" (the target or the drafter reads prompts), "verify" or "draft".
         sequences: numbers of the sequences.
         begin, end: seconds since the timeline began.
     """

@@ -21,6 +21,7 @@ from drafttrain.bundle import load_bundle
 from drafttrain.data.message import Message
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.eagle import EagleConfig, EagleModel
+from drafttrain.inference import many
 from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import Request, decode_all
 from drafttrain.inference.params import SamplingParams
@@ -28,6 +29,7 @@ from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.session import judge, prefill
 from drafttrain.kernels import team
 from drafttrain.kernels.linear import is_available
+from drafttrain.reasoning import prefixes as prefix_store
 from drafttrain.reasoning.branches import Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.interface import Call
@@ -590,6 +592,37 @@ def test_a_call_that_follows_begins_while_others_go_on(loaded, overlap):
     begins = {s.sequences[0]: s.begin for s in decoder.timeline.spans if s.what == "prefill"}
     ends = {s.sequences[0]: s.end for s in decoder.timeline.spans if s.what == "verify"}
     assert begins[0] < begins[2] < begins[3] < ends[1] and ends[0] <= begins[2] and ends[2] <= begins[3]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_spans_of_the_target_are_its_forwards_alone(loaded, monkeypatch, overlap):
+    """The drafter reads prompts in spans of its own, and acceptance belongs to nobody."""
+    others = []
+
+    def timed(module, function):
+        call = getattr(module, function)
+
+        def noted(*given):
+            began = time.perf_counter()
+            found = call(*given)
+            others.append((function, began, time.perf_counter()))
+            return found
+
+        monkeypatch.setattr(module, function, noted)
+
+    timed(prefix_store, "read_many")
+    timed(many, "judge")
+    config = scheduling("batched", "joined", sequences=3, overlap=overlap)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config)
+    decoder.decode(requests(0.0, 3), stop=())
+    timeline = decoder.timeline
+    spans = [one for one in timeline.spans if one.who == "target"]
+    assert {function for function, *_ in others} == {"read_many", "judge"}
+    for _, began, ended in others:
+        begin, end = began - timeline.started, ended - timeline.started
+        assert all(span.end <= begin or end <= span.begin for span in spans)
+    read = [one for one in timeline.spans if (one.who, one.what) == ("drafter", "prefill")]
+    assert sorted(number for span in read for number in span.sequences) == [0, 1, 2]
 
 
 def test_a_call_that_cannot_be_decoded_is_answered_and_followed(loaded):
