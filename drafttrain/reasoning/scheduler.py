@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -391,32 +391,43 @@ class _Run:
         for branch in branches:
             if not branch.is_drafted:
                 branch.tree = TokenTree.root_only(branch.session.root)
-        drafted, clock = [branch for branch in branches if branch.is_drafted], self.timeline.clock
-        if drafted:
-            with self.timeline.span(name, "draft", [branch.row.number for branch in drafted]):
-                try:
-                    with cores or nullcontext():
-                        if self.rounds.closed:  # after an error or Ctrl-C nobody waits for drafts
-                            return
-                        began = clock()
-                        self._propose(drafted)
-                    self.decoder.pace.drafted(began, drafted)
-                except BaseException as error:  # of any kind: the branches that are not in this forward go on
-                    if cores is None and not isinstance(error, Exception):  # Ctrl-C, in the main thread
-                        raise
-                    for branch in drafted:
-                        branch.fail(error)
+        if drafted := [branch for branch in branches if branch.is_drafted]:
+            self._draft(drafted, name, cores)
         self.rounds.put(self.rounds.ready, branches)
+
+    def _draft(self, branches: list[Branch], name: str, cores: threading.Semaphore | None) -> None:
+        """Draft for branches in one forward; if it fails, one by one, so that only those end that fail."""
+        with ExitStack() as span:
+            try:
+                with cores or nullcontext():
+                    if self.rounds.closed:  # after an error or Ctrl-C nobody waits for drafts
+                        return
+                    numbers = [branch.row.number for branch in branches]
+                    span.enter_context(self.timeline.span(name, "draft", numbers))
+                    began = self.timeline.clock()
+                    self._propose(branches)
+                self.decoder.pace.drafted(began, branches)
+                return
+            except BaseException as error:  # of any kind: the other branches go on
+                if cores is None and not isinstance(error, Exception):  # Ctrl-C, in the main thread
+                    raise
+                if len(branches) == 1:
+                    branches[0].fail(error)
+                    return
+        for branch in branches:
+            self._draft([branch], name, cores)
 
     def _propose(self, branches: list[Branch]) -> None:
         judged = [branch for branch in branches if branch.verified is not None]
         if judged:
             update_many([branch.session for branch in judged], [branch.verified for branch in judged])
+            for branch in judged:  # a draft that is begun again does not read them again
+                branch.verified = None
         rows, sessions = [branch.row for branch in branches], [branch.session for branch in branches]
         seeds, positions = zip(*((row.request.sampling.seed, len(row.output)) for row in rows))
         trees = propose_many(sessions, seeds, positions)
         for branch, tree in zip(branches, trees):
-            branch.verified, branch.tree = None, trim(tree, [branch.row])
+            branch.tree = trim(tree, [branch.row])
         if branches[0].session.target.device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # another stream reads them
 

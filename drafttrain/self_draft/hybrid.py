@@ -89,8 +89,8 @@ class HybridProposer(Proposer):
     def update(
         self, state: tuple[list, Any], tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
+        self.drafter.update(state[1], tokens, tapped, counts)  # first: where it fails, neither has them
         self.ngrams.update(state[0], tokens, tapped, counts)
-        self.drafter.update(state[1], tokens, tapped, counts)
 
     def harvest(self, state: tuple[list, Any], tree: TokenTree, logits: torch.Tensor) -> None:
         self.ngrams.harvest(state[0], tree, logits)

@@ -30,6 +30,7 @@ from drafttrain.inference.session import judge, prefill
 from drafttrain.kernels import team
 from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning import prefixes as prefix_store
+from drafttrain.reasoning import scheduler
 from drafttrain.reasoning.branches import Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.interface import Call
@@ -354,6 +355,19 @@ def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, dr
         assert all(a.end <= b.begin for a, b in itertools.pairwise(own) if a.what == "verify")
 
 
+def test_who_waits_for_a_core_does_not_draft(loaded, monkeypatch):
+    """Three workers share one core."""
+    call, slow = scheduler.propose_many, 0.02
+    monkeypatch.setattr(scheduler, "propose_many", lambda *given: time.sleep(slow) or call(*given))
+    monkeypatch.setattr(ScheduledDecoder, "_threads", lambda self: (1, 1))
+    config = scheduling("one", "each", sequences=3, overlap=True)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=1"), config)
+    decoder.decode(requests(0.0, 3), stop=())
+    drafts = sorted((one.begin, one.end) for one in decoder.timeline.spans if one.what == "draft")
+    # a core is free a moment before the span of its draft ends
+    assert all(begin > end - slow / 2 for (_, end), (begin, _) in itertools.pairwise(drafts))
+
+
 def test_a_slow_drafter_delays_nobody_else(loaded):
     """While one sequence drafts for 50 ms, the others are verified again and again; once a draft is there,
     at most the n - 1 others come first, the slow one among them."""
@@ -425,6 +439,50 @@ def test_a_worker_that_raises_ends_its_branch_alone(loaded, way, error):
     expected = serial(loaded.target, asked)
     for i in (0, 2):
         assert branches[i].error is None and branches[i].row.output == expected[i]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.drafting == "joined"], ids=name)
+def test_of_drafts_that_fail_together_only_those_end_that_fail_alone(loaded, way):
+    class Failing(Pace):
+        def drafted(self, began, branches):
+            if any(branch.row.number == 1 for branch in branches):
+                raise OSError("no memory")
+
+    asked = requests(0.0, 4)
+    proposer, expected = proposer_of(loaded, "chain:length=2"), serial(loaded.target, asked)
+    decoder = ScheduledDecoder(loaded.target, proposer, replace(way, sequences=4), pace=Failing())
+    branches = decoder.decode(asked, stop=())
+    assert [branch.error for branch in branches] == [None, "OSError: no memory", None, None]
+    assert all(branch.row.output == text for branch, text in zip(branches, expected) if not branch.error)
+
+
+@pytest.mark.parametrize("failing", ["update", "propose"])
+@pytest.mark.parametrize("kind", ["chain:length=3", DRAWN, "hybrid", "lm"])
+def test_joined_drafts_that_fail_are_drafted_one_by_one(
+    loaded, tiny_target_folder, kind, failing, monkeypatch
+):
+    """The drafts are the same: what the drafter had read before it failed, it does not read again."""
+    lm = load_bundle(tiny_target_folder, target=loaded.target, dtype="float32", device="cpu")
+    config, call, failed = scheduling("batched", "joined", overlap=False), getattr(TreeProposer, failing), []
+
+    def decode() -> tuple:
+        proposer = lm.proposer("chain:length=3") if kind == "lm" else proposer_of(loaded, kind)
+        decoder = ScheduledDecoder(loaded.target, proposer, config, prefixes=0)
+        branches = decoder.decode(requests(1.0), stop=())
+        return [branch.row.output for branch in branches], decoder.stats.granted, decoder.stats.offered
+
+    expected = decode()
+
+    def broken(self, state, given, *more):
+        if len(given) > 1 and (failing == "propose" or given.shape[1] < 6):  # no prompts, which must be read
+            failed.append(given)
+            if failing == "propose":
+                call(self, state, given, *more)
+            raise MemoryError
+        return call(self, state, given, *more)
+
+    monkeypatch.setattr(TreeProposer, failing, broken)
+    assert decode() == expected and failed
 
 
 @pytest.mark.parametrize("way", WAYS, ids=name)
