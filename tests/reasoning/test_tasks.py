@@ -143,6 +143,13 @@ def test_final_numbers(text, number):
         ("Rating: 10.", 10),
         ("8/10", 8),
         ("7.5", 7.5),
+        ("**8** out of 10", 8),
+        ("I would give it a 9.", 9),
+        ("Very good.\nRating: 8", 8),
+        ("Question 1 is a 9", None),
+        ("1st of all", None),
+        ("1,000", None),
+        ("-3", None),
         ("0", None),
         ("11", None),
         ("good", None),
@@ -213,7 +220,10 @@ def test_end_sentences_kept():
         ("It flows. Coherency score: 7", 7),
         ("The score of the first part is 3.\nCoherency score: **9**/10", 9),
         ("coherency score: 0", None),
+        (" The coherency score for this text is **8**.", 8),
         (" The paragraphs fit well, and there are 4 of them.", None),
+        (" The text has 4 paragraphs", None),
+        ("N/A. 5 sentences", None),
         ("", None),
     ],
 )
@@ -269,6 +279,8 @@ def test_demonstrations_are_right():
     [
         *(("Good.", 1), ("verdict: bad", 0), ("goodness", None), ("", None)),
         *(("Not good, block a is on it.", 0), ("not a bad one", 1), ("Bad, not good.", 0)),
+        *(("It isn't good", 0), ("It isn’t bad", 1), ("The next action is **good**", 1)),
+        *(("A plan can be good", None), ("No good", None)),
     ],
 )
 def test_verdicts(text, score):

@@ -53,6 +53,7 @@ QUESTION = (
 JUDGED = "[PROBLEM]\n{problem}\n[PLAN SO FAR]\n{state}\n[NEXT ACTION]\n{action}\n[VERDICT]"
 ANSWER = "\n\nGive the last verdict, good or bad, in one word."
 VERDICT = "Verdict:"
+BEFORE = "a an the this that it it's is was would be very really next last action step move verdict".split()
 NOTHING = "(no action yet)"
 
 
@@ -84,8 +85,18 @@ class Blocksworld(Task):
         return Ask(evaluator_prompt(problem, thoughts), 16, ("\n\n",), VERDICT)
 
     def score(self, text: str) -> float | None:
-        word = re.search(r"\b(not\s+(?:a\s+)?)?(good|bad)\b", text, re.IGNORECASE)
-        return None if word is None else float((word[2].lower() == "good") != bool(word[1]))
+        """Return 1 for good, 0 for bad and the reverse for "not good" and "isn't bad". The verdict is the
+        answer's first word, or follows such words as "The action is" alone; else there is none."""
+        is_negated = False
+        for found in re.findall(r"[\w'’]+", text.lower()):
+            word = found.replace("’", "'").strip("'_")
+            if word in ("good", "bad"):
+                return float((word == "good") != is_negated)
+            if word == "not" or word.endswith("n't"):
+                is_negated = True
+            elif word not in BEFORE:
+                return None
+        return None
 
     def render(self, thought: Thought) -> str:
         return thought["action"]

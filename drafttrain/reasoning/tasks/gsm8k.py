@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from drafttrain.reasoning.tasks.task import Ask, Asking, Problem, Task, Thought, first_line, number_within
+from drafttrain.reasoning.tasks.task import Ask, Asking, Problem, Task, Thought, first_line, score_after
 from drafttrain.utils.errors import UserError
 
 PROBLEM = "Here is a math word problem.\n\nProblem: {problem}\n\n"
@@ -66,7 +66,7 @@ class Gsm8k(Task):
         return Ask(PROBLEM.format(problem=problem.text) + VALUE.format(**thoughts[-1]), 16, ("\n\n",), RATING)
 
     def score(self, text: str) -> float | None:
-        return number_within(text, *self.scores)
+        return score_after(RATING, text, self.scores)
 
     def render(self, thought: Thought) -> str:
         return f"{thought['sub_question']} {thought['sub_answer']}"

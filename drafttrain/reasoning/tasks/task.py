@@ -17,6 +17,12 @@ from drafttrain.utils.errors import UserError
 
 T = TypeVar("T")
 Thought = dict[str, str]  # the named texts of one step, such as sub-question and sub-answer
+_ANNOUNCED = (  # a number, or words that announce one and the number; none that goes on as a word or a number
+    r"(?:(?:(?:an?|the|this|my|its|overall|final|coherency)\s+)*(?:score|rating|number)"
+    r"(?:\s+(?:an?|the|this|these|of|for|text|passage|paragraphs|answer|is|would|be))*"
+    r"|i(?:\s+would|['’]d)?\s+(?:give|rate)\s+(?:it|this)(?:\s+an?)?)?[\W_]*?"
+    r"(-?\d+(?:\.\d+)?)(?!\w|[.,]\d)"
+)
 
 
 @dataclass(frozen=True)
@@ -137,10 +143,16 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in text.split("\n") if line.strip()), "")
 
 
-def number_within(text: str, low: float, high: float) -> float | None:
-    """Return the first number of a text if it is within limits ("8", "8/10", "Number: 8."); else None."""
-    match = re.search(r"-?\d+(?:\.\d+)?", text)
-    return float(match[0]) if match and low <= float(match[0]) <= high else None
+def score_after(label: str, text: str, limits: tuple[float, float]) -> float | None:
+    """Return the number that a label is followed by, at once or after words that announce it alone ("8/10",
+    "**8**", "The coherency score is 8.", "I would give it an 8"), if it is within limits; else None.
+
+    Args:
+        label: such as "Rating: ".
+        text: after the label; it may repeat it, and the number may follow there.
+    """
+    found = re.search(rf"\b{re.escape(label.strip(': '))}\b[\W_]*?{_ANNOUNCED}", label + text, re.IGNORECASE)
+    return float(found[1]) if found and limits[0] <= float(found[1]) <= limits[1] else None
 
 
 def _repaired(value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drafttrain.data.overlap import fold
-from drafttrain.reasoning.tasks.task import Ask, Asking, Problem, Task, Thought, number_within
+from drafttrain.reasoning.tasks.task import Ask, Asking, Problem, Task, Thought, score_after
 from drafttrain.utils.errors import UserError
 
 PARAGRAPHS = 4
@@ -29,7 +29,6 @@ VALUE = (
     "three sentences."
 )
 LABEL = "Coherency score: "
-_SCORE = re.compile(r"score\b(\D{0,20}\d+(?:\.\d+)?)", re.IGNORECASE)
 
 
 class Writing(Task):
@@ -63,8 +62,7 @@ class Writing(Task):
         return Ask(VALUE.format(passage=thoughts[-1]["passage"]), 160, (), LABEL)
 
     def score(self, text: str) -> float | None:
-        found = _SCORE.search(LABEL + text)
-        return number_within(found[1], *self.scores) if found else None
+        return score_after(LABEL, text, self.scores)
 
     def render(self, thought: Thought) -> str:
         return f"Plan: {thought['plan']}\n{thought['passage']}"
