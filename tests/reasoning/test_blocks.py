@@ -180,6 +180,10 @@ def test_actions_are_read_as_they_are_written():
         ("(on a b)", "(on a z)", "x: PDDL must name blocks of :objects, got z in (on a z)"),
         ("(ontable c)", "", "x: PDDL must have one place for each block, got 2; fix :init"),
         ("(ontable c)", "(ontable c) (on c b)", "x: PDDL must have one place for each block, got 4"),
+        ("(and (on a b))", "(and)", "x: PDDL must have facts in :goal, got none"),
+        ("(ontable A)", "(on a b)", "pile up no block on itself, got (on a b) (on b a); fix :init"),
+        ("(on a b)", "(on a b) (on b c) (on c a)", "got (on a b) (on b c) (on c a); fix :goal"),
+        ("(on a b)", "(on c b) (on a a)", "x: PDDL must pile up no block on itself, got (on a a); fix :goal"),
     ],
 )
 def test_damaged_problems(old, new, message):

@@ -72,7 +72,14 @@ def read_pddl(text: str, source: str) -> Blocks:
     places = sorted(fact[1] for fact in start if fact[0] in ("on", "ontable", "holding"))
     if places != sorted(names):
         raise UserError(f"{source}: PDDL must have one place for each block, got {len(places)}; fix :init")
-    return Blocks(names, start, frozenset(_fact(item, names, source) for item in conjunction))
+    wanted = frozenset(_fact(item, names, source) for item in conjunction)
+    if not wanted:
+        raise UserError(f"{source}: PDDL must have facts in :goal, got none; fetch the file again")
+    for part, facts in ((":init", start), (":goal", wanted)):
+        if circle := _circle(facts):
+            found = " ".join(f"(on {block} {under})" for block, under in circle)
+            raise UserError(f"{source}: PDDL must pile up no block on itself, got {found}; fix {part}")
+    return Blocks(names, start, wanted)
 
 
 def read_plan(text: str, blocks: Blocks, source: str) -> list[Action]:
@@ -194,6 +201,18 @@ def _fact(item: object, names: Sequence[str], source: str) -> Fact:
     if unknown := [word for word in words[1:] if word not in names]:
         raise UserError(f"{source}: PDDL must name blocks of :objects, got {unknown[0]} in {_shown(item)}")
     return words
+
+
+def _circle(facts: frozenset[Fact]) -> list[tuple[str, ...]]:
+    """Return blocks in a circle, with those below them; none: every pile has an end."""
+    pairs = {fact[1:] for fact in facts if fact[0] == "on"}
+    while pairs:
+        above, below = map(set, zip(*pairs))
+        inner = {(block, under) for block, under in pairs if block in below and under in above}
+        if inner == pairs:
+            break
+        pairs = inner
+    return sorted(pairs)
 
 
 def _shown(item: object) -> str:
