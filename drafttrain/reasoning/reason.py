@@ -171,9 +171,12 @@ def reason(
         out: file of the trace; a tree that was ended continues there. None: nothing is written.
 
     Raises:
-        UserError: settings out of range, a damaged trace or one of another tree.
+        UserError: no task of that name, settings out of range, a damaged trace or one of another tree.
     """
-    task = TASKS[task]() if isinstance(task, str) else task
+    if isinstance(task, str):
+        if task not in TASKS:
+            raise UserError(f"task: must be one of {', '.join(TASKS)}, or a Task, got {task!r}")
+        task = TASKS[task]()
     config = config or SearchConfig()
     config.check()
     growth = Growth(task, problem, config, None if out is None else Path(out))

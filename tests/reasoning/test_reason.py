@@ -295,6 +295,13 @@ def test_settings_out_of_range(settings, message):
     assert str(error.value) == message
 
 
+@pytest.mark.parametrize("task", ["chess", ""])
+def test_an_unknown_task(task):
+    with pytest.raises(UserError) as error:
+        reason(task, PROBLEM, table_model(SCORES))
+    assert str(error.value) == f"task: must be one of gsm8k, writing, blocksworld, or a Task, got {task!r}"
+
+
 def test_the_seconds_of_a_round_go_on_after_it_was_ended(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         reason(Toy(), PROBLEM, InAnyOrder(0, killed_after=2), out=tmp_path / "t.json")
