@@ -10,9 +10,9 @@ import torch
 from drafttrain.inference.acceptance import AcceptanceRule
 from drafttrain.inference.many import read_many
 from drafttrain.inference.proposer import NoProposer, Proposer
-from drafttrain.inference.session import DRAFT_SLOTS, Session, choose_root
+from drafttrain.inference.session import DRAFT_SLOTS, STRETCH, Session, choose_root
+from drafttrain.inference.stretches import encode_many_in_stretches
 from drafttrain.target_lm.cache import TreeCache
-from drafttrain.target_lm.masks import causal
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
@@ -99,7 +99,8 @@ class PrefixStore:
         return self.sessions(encoded, max_len, accept, proposers)
 
     def encode(self, prompts: Sequence[Sequence[int]], max_len: Sequence[int]) -> list[Encoded]:
-        """Return prompts in the target's cache. What is not known of them runs in one forward."""
+        """Return prompts in the target's cache. What is not known of them runs in one forward, or in a few
+        where it is long."""
         prompts, rooms = [list(prompt) for prompt in prompts], _rooms(max_len)
         found = [self._find(prompt) for prompt in prompts]
         new = [i for i, prompt in enumerate(prompts) if _known(found[i], prompt) < len(prompt)]
@@ -163,17 +164,14 @@ class PrefixStore:
         target, device = self.target, self.target.device
         known = [_known(like, prompt) for like, prompt in zip(likes, prompts)]
         tokens = [torch.tensor([prompt[n:]], device=device) for prompt, n in zip(prompts, known)]  # [1, n]
-        orders = [torch.arange(one.shape[1], device=device) for one in tokens]  # [n]
         caches = []
         for prompt, room, like, n in zip(prompts, rooms, likes, known):
             room = len(prompt) if self.capacity else room
             caches.append(like.cache.copy(n, room) if n else target.new_cache(1, room))
-        seen = [causal(len(order), device) for order in orders]
-        states = target.forward_many(caches, tokens, orders, seen)
-        for cache, order in zip(caches, orders):
-            cache.commit(order[None], torch.full_like(order[:1], len(order)))
+        states = encode_many_in_stretches(target, caches, tokens, STRETCH)
         logits = target.head(torch.stack([one.final[0, -1] for one in states]))  # [B, V]
-        self.encoded, self.shared = self.encoded + sum(map(len, orders)), self.shared + sum(known)
+        self.encoded += sum(one.shape[1] for one in tokens)
+        self.shared += sum(known)
         tapped = [
             torch.cat([like.tapped[:n], one.tapped[0]]) if n else one.tapped[0]
             for like, n, one in zip(likes, known, states)

@@ -957,6 +957,30 @@ def test_sessions_from_the_store_equal_fresh_ones(loaded, tiny_target_folder, ki
     target.tap([-2])
 
 
+@pytest.mark.parametrize("capacity", [8192, 0])
+def test_long_prompts_are_encoded_in_stretches(loaded, capacity, monkeypatch):
+    """No mask is wider than a stretch; together, alone and after what is known, bit for bit."""
+    target, proposer = loaded.target, proposer_of(loaded, "chain:length=3")
+    fresh = [prefill(target, proposer, [prompt], 80, accept_greedy) for prompt in FAMILY]
+    monkeypatch.setattr(prefix_store, "STRETCH", 5)
+    masks, run = [], target.forward_many
+
+    def noted(caches, tokens, orders, seen):
+        masks.extend(map(len, seen))
+        return run(caches, tokens, orders, seen)
+
+    monkeypatch.setattr(target, "forward_many", noted)
+    for size in (1, len(FAMILY)):
+        store = PrefixStore(target, proposer, capacity)
+        for first in range(0, len(FAMILY), size):
+            some = FAMILY[first : first + size]
+            n = len(some)
+            found = store.start(some, [80] * n, [accept_greedy] * n, [proposer] * n)
+            for ours, its, prompt in zip(found, fresh[first:], some):
+                assert_fresh(ours, its, len(prompt))
+    assert max(masks) == 5
+
+
 def test_a_stock_target_encodes_several_prompts_in_one_forward(tiny_llama, loaded):
     """Up to rounding: torch's operators round the rows of a forward differently."""
     target = FrozenTarget(*tiny_llama, "llama", tapped_blocks=[-2])
