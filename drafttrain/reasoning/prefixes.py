@@ -50,7 +50,8 @@ class PrefixStore:
     together with others: bit for bit with the native forward, else up to rounding.
 
     Args:
-        capacity: tokens of all prompts that are kept; 0: each prompt is encoded alone.
+        capacity: tokens of all prompts that are kept, which a single one may not exceed either; 0: each
+            prompt is encoded alone.
 
     Attributes:
         encoded, shared: prompt tokens so far that were run through the target, and that were copied.
@@ -215,15 +216,18 @@ class PrefixStore:
 
     def _keep(self, encoded: Encoded) -> None:
         """Keep a prompt as the newest in place of those that it begins with, unless only they have been read
-        by the proposer, and forget the oldest beyond the capacity."""
+        by the proposer, and forget the oldest beyond the capacity. One that is longer than that is not
+        kept."""
         longer, read = encoded.tokens, encoded.state is not None
+        if len(longer) > self.capacity:
+            return
         others = [one for one in self.kept if one is not encoded]
         self.kept = [
             one
             for one in others
             if one.tokens != longer[: len(one.tokens)] or (one.state is not None and not read)
         ] + [encoded]
-        while len(self.kept) > 1 and sum(len(one.tokens) for one in self.kept) > self.capacity:
+        while sum(len(one.tokens) for one in self.kept) > self.capacity:
             del self.kept[0]
 
 

@@ -1056,6 +1056,14 @@ def test_short_answers_get_no_drafts(loaded, kind, way):
     assert drafts == {branch.row.number for branch in branches if branch.is_drafted}
 
 
+def test_a_prompt_longer_than_the_store_is_not_kept(loaded):
+    store = PrefixStore(loaded.target, NoProposer(), 20)
+    for prompt in (FAMILY[0], FAMILY[6], FAMILY[6]):
+        store.start([prompt], [60], [accept_greedy], [NoProposer()])
+    assert [one.tokens for one in store.kept] == [FAMILY[0]] and len(FAMILY[6]) > 20
+    assert store.shared == 2 * 3  # what both begin with
+
+
 def test_prompts_wait_for_what_they_can_copy(loaded):
     store = PrefixStore(loaded.target, NoProposer(), 8192)
     common = list(range(100, 140))
