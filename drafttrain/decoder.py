@@ -207,15 +207,17 @@ class SpeculativeDecoder:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         stop: str | Sequence[str] = (),
         scheduler: "SchedulerConfig | None" = None,  # noqa: F821
+        prefixes: bool = True,
         **draws: float | int | None,
     ) -> list[Result]:
-        """Decode many prompts scheduled as SEED does, each with draws of its own; what prompts begin with
-        alike is encoded once. For samples of one prompt, give it several times with different seeds.
+        """Decode many prompts scheduled as SEED does, each with draws of its own. For samples of one prompt,
+        give it several times with different seeds.
 
         Args:
             sampling: of all prompts, or of each.
             scheduler: how they are scheduled. With a limit of at most `scheduler.short` tokens (16) prompts
                 get no drafts.
+            prefixes: encode what prompts begin with alike once; False: each prompt in full.
 
         Returns:
             results in the order of the prompts; their statistics are shared.
@@ -230,7 +232,8 @@ class SpeculativeDecoder:
             sampling = _sampling(sampling, draws)
         elif draws:
             raise UserError(f"{next(iter(draws))}: must not be given beside sampling; put it in there")
-        decoder = ScheduledDecoder(self.target, self.proposer, scheduler or SchedulerConfig())
+        stored = {} if prefixes else {"prefixes": 0}
+        decoder = ScheduledDecoder(self.target, self.proposer, scheduler or SchedulerConfig(), **stored)
         outputs = decoder.generate(prompts, sampling, _limit(max_new_tokens), _strings(stop))
         return [
             Result(one.text, list(one.token_ids), one.finish_reason, decoder.stats, one.error)

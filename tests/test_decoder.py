@@ -18,6 +18,7 @@ from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.stop import StopStrings
 from drafttrain.inference.text import TextStream
+from drafttrain.reasoning.prefixes import PrefixStore
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError
@@ -214,6 +215,21 @@ def test_a_limit_among_the_parameters(target):
     assert [one.token_ids for one in many] == [whole[:3], whole[:8], whole[:20]]
     with pytest.raises(UserError, match="positions"):
         decoder.generate([5, 6, 7], max_tokens=10**6)
+
+
+def test_many_prompts_share_their_beginnings_unless_it_is_switched_off(target, monkeypatch):
+    encoded, start = [], PrefixStore.sessions
+
+    def noted(self, *given):
+        encoded.append(self.encoded)
+        return start(self, *given)
+
+    monkeypatch.setattr(PrefixStore, "sessions", noted)
+    decoder = SpeculativeDecoder(target, NoProposer())
+    prompts = [[5, 6, 7]] * 3
+    shared, alone = (decoder.generate_many(prompts, 8, prefixes=prefixes) for prefixes in (True, False))
+    assert [one.token_ids for one in shared] == [one.token_ids for one in alone]
+    assert max(encoded) == 9 and min(encoded) == 3
 
 
 @pytest.mark.parametrize(
