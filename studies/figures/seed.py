@@ -211,7 +211,7 @@ def mean_busy(found: Sequence[Grown]) -> float:
 def paced_speeds(run: Run) -> Measured:
     """Grow trees on devices that are held for declared times."""
     problems, repeats = run.prompts(1, 3), 1
-    raw = run.folder("seed_paced") / "trees.jsonl"
+    raw = run.folder("seed_paced", trees=paced.TREES) / "trees.jsonl"
     found, late = paced.measure(load_pair("B"), problems, repeats, raw, run.resume)
     size = {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats}
     notes = {"late": late, "trees": paced.TREES, "size": size}
@@ -226,7 +226,8 @@ def tree_alpha(run: Run) -> Measured:
     """Compare acceptance with and without tree attention, of thought generator and state evaluator apart."""
     run.check_quiet()
     problems, repeats = run.prompts(1, table2.PROBLEMS), 1 if run.quick or run.limit else table2.REPEATS
-    raw = run.folder("seed_table2") / "trees.jsonl"
+    trees = {method.name: method.tree for method in table2.methods()}
+    raw = run.folder("seed_table2", trees=trees) / "trees.jsonl"
     found = collect(load_pair("B"), table2.methods, {table2.TASK: problems}, repeats, raw, run.resume)
     size = {"prompts": {table2.TASK: problems}, "repeats": repeats}
     return {"tree_alpha_gain": table2.summarize(found) | {"size": size}}
@@ -235,7 +236,7 @@ def tree_alpha(run: Run) -> Measured:
 def accuracy_difference(run: Run) -> Measured:
     """Compare how often trees of thoughts succeed with SEED and with plain decoding."""
     tasks = {task: run.prompts(2, n) for task, n in accuracy.PROBLEMS.items()}
-    raw = run.folder("seed_accuracy") / "trees.jsonl"
+    raw = run.folder("seed_accuracy", tree=accuracy.TREE) / "trees.jsonl"
     found = accuracy.solve(load_pair("B"), tasks, raw, run.resume, note=lambda rows: None)
     results = {task: accuracy.compare(found, task) for task in tasks}
     size = {"prompts": {task: result["problems"] for task, result in results.items()}}

@@ -16,10 +16,11 @@ import math
 import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.reason import Growth, grow_all
 from drafttrain.reasoning.tasks import TASKS
@@ -27,7 +28,7 @@ from drafttrain.reasoning.tasks.task import Problem, Task
 from drafttrain.reasoning.trace import Trace
 from drafttrain.utils.writing import write_json
 from studies import arguments
-from studies.seed.methods import TASK_FILES, Method, drawn, scheduled, token_count
+from studies.seed.methods import TASK_FILES, Method, check_same, drawn, scheduled, token_count
 from studies.seed.pairs import DEFAULTS, Pair, load_pair
 
 AR, SEED = "AR", "SEED"
@@ -45,6 +46,7 @@ class Checked:
     Attributes:
         kept: end sentences, in creative writing; None elsewhere.
         without_score: answers of the evaluator that had none.
+        drafter, dtype, tree: as in `Grown`.
     """
 
     task: str
@@ -55,6 +57,9 @@ class Checked:
     without_score: int
     tokens: int
     error: str | None
+    drafter: str = ""
+    dtype: str = ""
+    tree: str | None = ""
 
 
 def methods() -> list[Method]:
@@ -79,15 +84,22 @@ def solve(
         resume: go on with the trees that are in the file.
         note: called with all trees so far after each chunk of problems.
         share: (k, n) for every n-th chunk of problems from the k-th on.
+
+    Raises:
+        UserError: the file has trees of another drafter, type or tree of drafts.
     """
     lines = raw.read_text(encoding="utf-8").splitlines() if resume and raw.exists() else []
     found = [Checked(**json.loads(line)) for line in lines]
+    ways = methods()
+    check_same(raw, found, pair, [(task, method) for task in tasks for method in ways])
     done = {(one.task, one.problem, one.method) for one in found}
-    decoders = {method.name: method.decoder(pair) for method in methods()}
+    decoders = {method.name: method.decoder(pair) for method in ways}
+    drafts = {method.name: method.tree for method in ways}
+    same = {"drafter": pair.source, "dtype": dtype_name(pair.target.dtype)}
     with open(raw, "a" if resume else "w", encoding="utf-8") as file:
 
         def keep(method: str, trace: Trace) -> None:
-            found.append(checked(trace, method))
+            found.append(replace(checked(trace, method), **same, tree=drafts[method]))
             file.write(json.dumps(asdict(found[-1])) + "\n")
             file.flush()
 

@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, Proposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.reasoning.branches import Pace
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
 from drafttrain.reasoning.interface import Answer, Call, Then, in_rounds
@@ -135,7 +137,9 @@ class Grown:
         scheduling: version of what decodes the calls of a tree; trees of different ones are not compared.
         granted, offered: draft tokens accepted, and judged (their parent was accepted).
         parts: by component, GENERATOR (with the closing generation) and EVALUATOR.
-        drafter: its folder or file; "" where it was not recorded yet.
+        drafter: its folder or file.
+        dtype: of the target.
+        tree: growth policy of the drafts; None: no drafts. "" in these three: not recorded yet.
     """
 
     task: str
@@ -155,6 +159,8 @@ class Grown:
     parts: dict[str, Part] = field(default_factory=dict)
     scheduling: int = SCHEDULING
     drafter: str = ""
+    dtype: str = ""
+    tree: str | None = ""
 
     @classmethod
     def read(cls, line: str) -> "Grown":
@@ -210,6 +216,8 @@ def grow(
         busy(decoder.timeline),
         parts,
         SCHEDULING,
+        dtype=dtype_name(decoder.target.dtype),
+        tree=method.tree,
     )
 
 
@@ -319,9 +327,7 @@ def collect(
             raise UserError(
                 f"{raw}: must hold trees of this version's scheduling, got earlier ones; leave out --resume"
             )
-        if others := {one.drafter for one in found} - {pair.source}:
-            other = min(others) or "an unknown drafter"
-            raise UserError(f"{raw}: must hold trees of {pair.source}, got {other}'s; leave out --resume")
+        check_same(raw, found, pair, [(task, method) for task in tasks for method in methods(task)])
     done = frozenset((one.task, one.problem, one.method, one.repeat) for one in found)
     with open(raw, "a" if resume else "w", encoding="utf-8") as file:
 
@@ -340,6 +346,26 @@ def collect(
         for method in methods(task)
     }
     return [one for one in found if (one.task, one.problem, one.method) in asked and one.repeat < repeats]
+
+
+def check_same(raw: Path, found: Sequence[Any], pair: Pair, methods: Sequence[tuple[str, Method]]) -> None:
+    """Require that the trees of a file were grown as those that are to be added.
+
+    Args:
+        found: with `task`, `method`, `drafter`, `dtype` and `tree`.
+        methods: to be added, with their tasks; the file may have others.
+
+    Raises:
+        UserError: one has another drafter, type or tree of drafts.
+    """
+    trees = {(task, method.name): method.tree for task, method in methods}
+    same = {"drafter": pair.source, "dtype": dtype_name(pair.target.dtype)}
+    for one in found:
+        for key, value in (same | {"tree": trees.get((one.task, one.method), one.tree)}).items():
+            if (before := getattr(one, key)) != value:
+                got = "one that was not recorded" if before == "" else before
+                words = f"must hold trees of {one.method} with {key} {value}, got {got}"
+                raise UserError(f"{raw}: {words}; leave out --resume")
 
 
 def problems_of(task: str, limit: int, files: Mapping[str, str] = TASK_FILES) -> list[Problem]:

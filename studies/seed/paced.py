@@ -23,7 +23,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from drafttrain.kernels.cores import Cores
-from drafttrain.kernels.machine import describe_machine
+from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.reasoning.branches import Branch, Pace
 from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.reason import Growth, grow_all
@@ -120,7 +120,8 @@ def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[st
     """Grow the trees of each task by serial MCSD and by SEED, one after the other, and by SEED all at once,
     each with one store of prefixes; return by task and method seconds per token, tokens of prompts that were
     encoded, and the share of late pieces of work."""
-    setting = {"problems": limit, "trees": TREES}
+    setting = {"problems": limit, "trees": TREES, "drafter": pair.source}
+    setting["dtype"] = dtype_name(pair.target.dtype)
     before = read_json(raw) if resume and raw.exists() else {"rows": {}} | setting
     if other := [key for key in setting if before.get(key) != setting[key]]:
         key = other[0]

@@ -64,14 +64,17 @@ def methods(task: str) -> list[Method]:
 
 
 def summary(found: Sequence[Grown]) -> dict[str, dict[str, Any]]:
-    """Return the numbers of the table by task and method, over the problems that every method has grown as
-    often: an interrupted run has others, too."""
+    """Return the numbers of the table by task and method, over the problems that every method with trees of
+    the task has grown as often: an interrupted run has others, too. Nothing of a task without serial AR."""
     rows = {}
     for task in dict.fromkeys(one.task for one in found):
-        names = [method.name for method in methods(task)]
-        grown = Counter((one.repeat, one.problem) for one in found if one.task == task)
-        own = [one for one in found if one.task == task and grown[one.repeat, one.problem] == len(names)]
-        if not own:
+        trees = [one for one in found if one.task == task]
+        present = {one.method for one in trees}
+        names = [method.name for method in methods(task) if method.name in present]
+        trees = [one for one in trees if one.method in names]
+        grown = Counter((one.repeat, one.problem) for one in trees)
+        own = [one for one in trees if grown[one.repeat, one.problem] == len(names)]
+        if not own or SERIAL_AR not in names:
             continue
         base = seconds_per_token([one for one in own if one.method == SERIAL_AR])
         problems, repeats = ({getattr(one, key) for one in own} for key in ("problem", "repeat"))

@@ -5,6 +5,7 @@ import math
 import time
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -29,6 +30,7 @@ from studies.seed.methods import EVALUATOR, GENERATOR, SERIAL_AR, Grown, Part
 from studies.seed.pairs import Pair
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="the studies time the native forward")
+RAW = Path("docs/results/raw/seed")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -71,7 +73,42 @@ def test_table_1_is_of_problems_that_all_methods_have_grown():
     rows = table1.summary(trees + begun)
     assert (rows["gsm8k"]["problems"], rows["gsm8k"]["repeats"]) == (1, 1)
     assert "| gsm8k | SD (1, 1, 1) | 1.50 | 1.50 to 1.50 | 50.0 | 1.50 |" in table1.table(rows)
-    assert table1.summary(begun) == {}
+    assert "SEED tuned" not in table1.summary(begun)["gsm8k"] and table1.summary(begun[1:]) == {}
+
+
+def test_the_committed_table_1_is_that_of_its_trees(monkeypatch):
+    """It is older than the rows of a tuned tree, and than intervals."""
+    monkeypatch.setattr(comparison, "RESAMPLES", 40)
+    lines = (RAW / "table1_B.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = table1.summary([Grown.read(line) for line in lines])
+    for row in rows.values():
+        for one in filter(lambda one: isinstance(one, dict), row.values()):
+            del one["interval"]
+    assert rows == read_json(RAW / "table1_B_summary.json")
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("drafter", "other", "with drafter ours, got other"),
+        ("dtype", "bfloat16", "with dtype float32, got bfloat16"),
+        ("dtype", "", "with dtype float32, got one that was not recorded"),
+        ("tree", "drawn:k_config=2-1", "with tree None, got drawn:k_config=2-1"),
+    ],
+)
+def test_trees_of_other_settings_are_not_gone_on_with(pair, tmp_path, key, value, message):
+    pair, raw = replace(pair, source="ours"), tmp_path / "raw.jsonl"
+    same = {"drafter": "ours", "dtype": "float32", "tree": None}
+    row = asdict(replace(grown(SERIAL_AR, 1.0), **same | {key: value}))
+    raw.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError) as error:
+        methods.collect(pair, table1.methods, {"gsm8k": 1}, 1, raw, resume=True)
+    assert message in str(error.value) and "\n" not in str(error.value)
+    row = asdict(replace(solved(accuracy.AR, 1, True), **same | {key: value}))
+    raw.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError) as error:
+        accuracy.solve(pair, {"gsm8k": 1}, raw, True, lambda found: None)
+    assert message in str(error.value)
 
 
 def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
@@ -80,7 +117,8 @@ def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
     def interleave(pair, rows, task, limit, repeat, note, pace, done, files):
         if (task, "1", SERIAL_AR, repeat) not in done:
             made.append((task, repeat))
-            note(Grown(task, "1", SERIAL_AR, repeat, 1.0, 100, 50, 10, 1.0, 0, 0, None, None))
+            one = Grown(task, "1", SERIAL_AR, repeat, 1.0, 100, 50, 10, 1.0, 0, 0, None, None)
+            note(replace(one, dtype="float32", tree=None))
 
     monkeypatch.setattr(methods, "interleave", interleave)
     monkeypatch.setattr(methods, "problems_of", lambda task, limit, files: [Problem("1", "", "")][:limit])
