@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from drafttrain.utils.writing import write_json
 
 RAW = Path("runs/figures")
 COMMITTED = Path("docs/figures")  # <topic>.jsonl of a full run, for quick runs in a fresh clone
+MEASURED = "%Y-%m-%dT%H:%M:%S%z"
 HISTORY = COMMITTED / "history"  # the same of earlier definitions or too little measuring; never ok
 COMPARE = {"<=": operator.le, ">=": operator.ge, "==": operator.eq, ">": operator.gt}
 
@@ -252,9 +254,22 @@ def judge(
 
 
 def recorded(topic: str) -> dict[str, dict[str, Any]]:
-    """Figures of the last full run, of this clone or as committed, by name."""
-    folders = (HISTORY, COMMITTED, RAW)
-    return {name: row for folder in folders for name, row in read_rows(folder / f"{topic}.jsonl").items()}
+    """Figures of the last full run by name: the newest of this clone's and the committed one; those of
+    `HISTORY` where there is neither."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder in (COMMITTED, RAW):
+        for name, row in read_rows(folder / f"{topic}.jsonl").items():
+            if name not in found or measured_at(row) >= measured_at(found[name]):
+                found[name] = row
+    return read_rows(HISTORY / f"{topic}.jsonl") | found
+
+
+def measured_at(row: dict[str, Any]) -> datetime:
+    """Return when a row was measured, as `stamp` notes it; without such a note it is the oldest."""
+    try:
+        return datetime.strptime(row.get("measured", ""), MEASURED)
+    except ValueError:
+        return datetime.min.replace(tzinfo=timezone.utc)
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
@@ -321,7 +336,7 @@ def record(topic: str, rows: Sequence[dict[str, Any]]) -> None:
 
 def stamp() -> dict[str, Any]:
     """Return the time and the commit."""
-    return {"measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": git_commit()}
+    return {"measured": time.strftime(MEASURED), "commit": git_commit()}
 
 
 def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ()) -> bool:

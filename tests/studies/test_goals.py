@@ -229,6 +229,24 @@ def test_history_is_quoted_and_never_ok(tmp_path, capsys):
     assert rows(capsys)[0]["value"] == 3
 
 
+def test_the_newest_record_counts(tmp_path):
+    """This clone's or the committed one; earlier definitions only where there is neither."""
+
+    def write(folder: str, **rows: str) -> None:
+        path = tmp_path / folder / "t.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = [{"figure": name, "value": folder, "measured": at} for name, at in rows.items()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in values))
+
+    noon, later = "2026-11-01T12:00:00+0000", "2026-11-01T12:30:00-0100"  # 13:30 UTC
+    write("docs/figures", a=noon, b=later, c=noon, d=noon)
+    write("runs/figures", a=later, b="2026-11-01T13:00:00+0000", c=noon)
+    write("docs/figures/history", d=later, e=noon)
+    found = {name: row["value"] for name, row in recorded("t").items()}
+    runs, docs, history = "runs/figures", "docs/figures", "docs/figures/history"
+    assert found == {"a": runs, "b": docs, "c": runs, "d": docs, "e": history}
+
+
 def test_recorded_rows_name_the_machine(monkeypatch):
     class Load:
         def lap(self):
