@@ -122,11 +122,12 @@ class ReasonConfig(SearchConfig):
 
     Attributes:
         target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
-        drafter: folder or Hub id of a bundle, or of a small LM that drafts untrained. null: no drafts.
+        drafter: folder or Hub id of a bundle, or of a small LM that drafts untrained. null: none.
         dtype: what target and drafter compute in.
         task: the problems.
         scheduler: how drafts and verification share the machine.
-        tree: growth policy of the drafts, as in evaluate.trees. null: the bundle's.
+        tree: growth policy of the drafts, as in evaluate.trees; without a drafter `ngram`, which drafts from
+            n-grams of the context. null: the bundle's, and without a drafter no drafts.
         prefixes: encode what several prompts begin with only once.
         out: folder of the traces, one JSON file per tree; a run that was ended continues there.
     """
@@ -147,6 +148,8 @@ class ReasonConfig(SearchConfig):
             UserError: as `SearchConfig.check`.
         """
         super().check()
-        if self.tree is not None and self.drafter is None:
-            raise UserError(f"tree: must be null without a drafter, got {self.tree}; name one under drafter")
+        if self.tree not in (None, "ngram") and self.drafter is None:
+            raise UserError(
+                f"tree: must be null or ngram without a drafter, got {self.tree}; name one under drafter"
+            )
         check_ranges(self.task, "task")

@@ -85,12 +85,13 @@ def scheduled(config: "ReasonConfig") -> "Generate":
     from drafttrain.reasoning.scheduler import ScheduledDecoder
     from drafttrain.target_lm.loading import load_for_decoding
 
-    if config.drafter is None:
-        target, proposer = load_for_decoding(config.target, dtype=config.dtype), NoProposer()
-    else:
+    if config.drafter is not None:
         loaded = SpeculativeDecoder.from_pretrained(
             config.drafter, config.target, dtype=config.dtype, tree=config.tree
         )
-        target, proposer = loaded.target, loaded.proposer
+    elif config.tree is not None:  # n-grams alone
+        loaded = SpeculativeDecoder.self_draft(config.target, dtype=config.dtype)
+    else:
+        loaded = SpeculativeDecoder(load_for_decoding(config.target, dtype=config.dtype), NoProposer())
     prefixes = PREFIX_TOKENS if config.prefixes else 0
-    return ScheduledDecoder(target, proposer, config.scheduler, prefixes).answer
+    return ScheduledDecoder(loaded.target, loaded.proposer, config.scheduler, prefixes).answer

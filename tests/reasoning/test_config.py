@@ -92,7 +92,7 @@ def test_every_key_is_explained():
         (["--scheduler.verifier", "two"], "scheduler.verifier: must be one of one, batched, got two"),
         (["--scheduler.drafting", "none"], "scheduler.drafting: must be one of each, joined, got none"),
         (["--thoughts", "many"], "thoughts: must be a whole number, got many"),
-        (["--tree", "ngram"], "tree: must be null without a drafter, got ngram"),
+        (["--tree", "chain"], "tree: must be null or ngram without a drafter, got chain"),
         (["--thougts", "3"], "unknown key thougts; did you mean thoughts?"),
         (["--verifier", "one"], "unknown key verifier; did you mean scheduler.verifier?"),
         (["--corpus.max_length", "3"], "unknown key corpus; "),

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from drafttrain.inference.proposer import TreeProposer
+from drafttrain.reasoning.scheduler import ScheduledDecoder
 from drafttrain.run import cli
+from drafttrain.self_draft.proposer import SelfDraft
 from drafttrain.utils.files import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -37,10 +40,18 @@ def test_a_run_writes_traces_pages_and_sums_and_continues(words, tmp_path, capsy
     assert "1.json: must be the trace of seed 1, got 0; remove it" in capsys.readouterr().err
 
 
-def test_drafts_do_not_change_the_tree(words, tiny_bundle, tmp_path):
+@pytest.mark.parametrize("tree", ["chain:length=2", "ngram"])
+def test_drafts_do_not_change_the_tree(words, tree, tiny_bundle, tmp_path, monkeypatch):
+    """By a drafter, or by n-grams without one."""
     assert cli.main(words("writing")) == 0
-    drafted = ["--drafter", str(tiny_bundle), "--tree", "chain:length=2", "--out", str(tmp_path / "drafted")]
+    proposers, make = [], ScheduledDecoder.__post_init__
+    monkeypatch.setattr(
+        ScheduledDecoder, "__post_init__", lambda self: proposers.append(self.proposer) or make(self)
+    )
+    drafter = "null" if tree == "ngram" else str(tiny_bundle)
+    drafted = ["--drafter", drafter, "--tree", tree, "--out", str(tmp_path / "drafted")]
     assert cli.main(words("writing", *drafted)) == 0
+    assert [type(one) for one in proposers] == [SelfDraft if tree == "ngram" else TreeProposer]
     plain, other = (read_json(tmp_path / place / "writing-1.json") for place in ("out", "drafted"))
     assert [entry["calls"] for entry in plain["rounds"]] == [entry["calls"] for entry in other["rounds"]]
     assert (plain["leaf"], plain["closing"]) == (other["leaf"], other["closing"])
