@@ -38,13 +38,6 @@ def propose_many(
     return rows_of(trees)
 
 
-def verify_many(
-    sessions: Sequence[Session], trees: Sequence[TokenTree], accept: Sequence[AcceptanceRule]
-) -> list[Verified]:
-    """Verify the trees of several sessions of one target, as `verify` does those of one."""
-    return judge_many(sessions, trees, accept, run_target_many(sessions, trees))
-
-
 def run_target_many(
     sessions: Sequence[Session], trees: Sequence[TokenTree]
 ) -> list[tuple[TargetStates, torch.Tensor]]:

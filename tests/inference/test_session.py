@@ -6,7 +6,7 @@ import torch
 from drafttrain.bundle import load_bundle
 from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import prefill, propose, update, verify
-from drafttrain.inference.many import propose_many, update_many, verify_many
+from drafttrain.inference.many import judge_many, propose_many, run_target_many, update_many
 from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
@@ -177,7 +177,8 @@ def test_sessions_with_caches_of_their_own_are_verified_and_drafted_for_together
         ours, its = ([sessions[i] for i in company] for sessions in (together, alone))
         trees = propose_many(ours, company, [9] * len(company))
         trees[0] = trees[0].select(trees[0].depths < 2)
-        verified = verify_many(ours, trees, [accept_greedy] * len(ours))
+        outputs = run_target_many(ours, trees)
+        verified = judge_many(ours, trees, [accept_greedy] * len(ours), outputs)
         update_many(ours, verified)
         for place, (session, i) in enumerate(zip(its, company)):
             session.proposer.set_active([i], [9])
