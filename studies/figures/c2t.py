@@ -118,22 +118,29 @@ def trained(run: Run) -> Measured:
     }
 
 
-def classifier(run: Run) -> Path:
-    """The one of the last full run, or else the committed drafter's own.
+def classifier(run: Run, bundle: Path | None = None, own: str = "c2t_classifier") -> Path:
+    """Return the folder of the classifier that was made for these figures, or else the drafter's own.
+
+    Args:
+        bundle: the drafter's; None: that of SmolLM2.
+        own: name of the first one, under the raw data.
 
     Raises:
         UserError: there is none, or it reads other features than C2T's.
     """
-    fresh = RAW / "full/c2t_classifier"
-    place = fresh if (fresh / WEIGHTS).exists() and not run.quick else DRAFTER
+    fresh = RAW / "full" / own
+    remedy = "python -m studies.figures c2t --only dump_trees_per_s --only train_9m_rows_s"
+    if bundle is not None:
+        remedy = f"drafttrain c2t {bundle} --target FILE --prompts data/heldout_prompts.jsonl --out {fresh}"
+    bundle = bundle or DRAFTER
+    place = fresh if (fresh / WEIGHTS).exists() and not run.quick else bundle
     if not (place / WEIGHTS).exists():
-        raise UserError(
-            f"{DRAFTER}: no classifier; make one with python -m studies.figures c2t --only "
-            "dump_trees_per_s --only train_9m_rows_s"
-        )
+        raise UserError(f"{bundle}: no classifier; make one with {remedy}")
     if (features := tuple(Classifier.load(place).features)) != FEATURES:
         wanted, found = ", ".join(FEATURES), ", ".join(features)
-        raise UserError(f"{place}: the classifier must read {wanted} as C2T's, got {found}; train it again")
+        raise UserError(
+            f"{place}: the classifier must read {wanted} as C2T's, got {found}; make one with {remedy}"
+        )
     return place
 
 

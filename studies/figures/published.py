@@ -124,15 +124,17 @@ def best(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def judged(run: Run) -> Measured:
-    """C2T against EAGLE-2 and a threshold on joint probability, each target with its bundle's classifier."""
+    """C2T against EAGLE-2 and a threshold on joint probability, each target with a classifier over C2T's
+    features."""
     folder = run.folder("published_c2t", target=run.target)
     found: dict[str, dict[str, dict[str, Any]]] = {"eagle2": {}, "joint": {}}
     sizes = {}
     for name, pairing in pairings(run).items():
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
-        classifier = Path(pairing.bundle)
-        own, sizes[name] = c2t.compared(run, classifier, classifier, pairing.tasks, place, pairing.target)
+        bundle = Path(pairing.bundle)
+        classifier = c2t.classifier(run, *(() if bundle == DRAFTER else (bundle, f"c2t_{name}")))
+        own, sizes[name] = c2t.compared(run, bundle, classifier, pairing.tasks, place, pairing.target)
         notes = {"features": list(Classifier.load(classifier).features), **c2t.classifier_notes(classifier)}
         for reference, row in own.items():
             found[reference][name] = row | notes
