@@ -36,7 +36,14 @@ from drafttrain.pipeline.baselines import pp, stpp
 from drafttrain.pipeline.config import PipelineConfig, balanced
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Layout, Member, Output, Pace, Request
-from drafttrain.pipeline.part import load_part, load_shell, require_frontier, sample_hash, stop_tokens
+from drafttrain.pipeline.part import (
+    load_part,
+    load_shell,
+    require_frontier,
+    sample_hash,
+    stop_tokens,
+    unmap,
+)
 from drafttrain.pipeline.probe import check_cut, probe, probe_ids, rounds
 from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.simulate import Link
@@ -46,6 +53,7 @@ from drafttrain.target_lm.model import block_number
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
+from drafttrain.utils.memory import trim_heap
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.threads import usable_cores
 
@@ -383,6 +391,7 @@ def load_member(
         stage = Stage(part, room)
     if drafter is None and config.drafts and rank == layout.drafter:
         drafter = _drafter(config, place, dtype, stage and stage.part.base.embed_tokens.weight)
+    trim_heap()  # packing leaves tens of megabytes free below what is in use
     policy = parse_policy(config.tree) if drafter else None
     return Member(rank, layout, stage, drafter, policy, list(zip(taps, owners)), room)
 
@@ -442,4 +451,5 @@ def _drafter(
         drafter = load_drafter(find_bundle(config.drafter), shell, dtype)
     require_frontier(drafter, config.drafter)
     drafter.pack()
+    unmap(drafter, [] if embeddings is None else [embeddings])
     return drafter

@@ -80,9 +80,11 @@ class TargetPart:
     def pack(self) -> None:
         """Run natively from now on, where the library knows the architecture."""
         if can_run_natively(self.base, self.config) and make_native(self.base):
-            self.native = native_blocks(self.base, self.config, final=self.is_last)
             if self.is_last:
                 self.head = NativeLinear(self.head.weight, self.head.bias)
+                self.model.set_output_embeddings(self.head)  # else the model would keep the row-major one
+            unmap(self.model)
+            self.native = native_blocks(self.base, self.config, final=self.is_last)
 
     @contextmanager
     def unrounded(self) -> Iterator[None]:
@@ -207,6 +209,24 @@ def load_part(
         strict=False,
     )
     return TargetPart(model.to(device), blocks, n_blocks, taps)
+
+
+def unmap(module: nn.Module, shared: Sequence[torch.Tensor] = ()) -> None:
+    """Copy a module's tensors out of the files of weights that they are mapped from: a file's pages stay in
+    memory as long as one tensor of it is used.
+
+    Args:
+        shared: tensors of others, which stay where they are.
+    """
+    copies = {(one.data_ptr(), one.shape): one.data for one in shared}
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        place = tensor.data_ptr(), tensor.shape
+        if place not in copies:
+            copies[place] = tensor.clone()
+        return copies[place]
+
+    module._apply(copied)
 
 
 def sample_hash(place: str) -> str:

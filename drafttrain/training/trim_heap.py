@@ -5,10 +5,9 @@ glibc's heap fragments: five MEDUSA heads, whose tensors take 0.8 GB, held 3 GB 
 12 GB after 300.
 """
 
-import ctypes
-from collections.abc import Callable
-
 from transformers import TrainerCallback
+
+from drafttrain.utils.memory import heap_trimmer
 
 EVERY = 10  # steps: allocating the memory again takes a tenth of a second
 
@@ -22,11 +21,3 @@ class TrimHeap(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if self.trim is not None and state.global_step % EVERY == 0:
             self.trim(0)
-
-
-def heap_trimmer() -> Callable[[int], int] | None:
-    """Return glibc's `malloc_trim(bytes to keep)`; None with another C library."""
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # musl, macOS; Windows
-        return None

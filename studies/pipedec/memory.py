@@ -2,9 +2,9 @@
 
     python -m studies.pipedec.memory --recipe recipes/pipeline/smollm2-2.yaml
 
-A rank's memory is what its process has more, in pages of its own, once target, drafter and caches are loaded
-and a forward has run. Its share: the weights of its blocks, with the embeddings or the head, its blocks'
-cache, and the drafter's weights.
+A rank's memory is what its process has more, once target, drafter and caches are loaded and a forward has
+run: in pages of its own, and in resident ones of the files of weights that it maps. Its share: the weights of
+its blocks, with the embeddings or the head, its blocks' cache, and the drafter's weights.
 """
 
 import json
@@ -47,10 +47,19 @@ def by_rank(words: Sequence[str], world_size: int) -> list[dict[str, int]]:
     return rows
 
 
-def own_pages() -> int:
-    """Return the bytes of this process's pages that no file holds."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+def resident() -> tuple[int, int]:
+    """Return the bytes of this process's pages in memory that no file holds, and of those that files of
+    weights do."""
+    own, mapped, in_weights = 0, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):  # a mapping begins: its addresses, rights, …, file
+            in_weights = line.endswith(".safetensors")
+        elif name == "Anonymous:":
+            own += int(values[0])
+        elif name == "Rss:" and in_weights:
+            mapped += int(values[0])
+    return 1024 * own, 1024 * mapped
 
 
 def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
@@ -71,7 +80,7 @@ def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
     dtype = choose_dtype(place, config.dtype, "cpu", "decoding")
     torch.zeros(8, 8) @ torch.zeros(8, 8)
     gc.collect()
-    before = own_pages()
+    before = resident()
     with native_team(1):
         me = load_member(config, place, dtype, rank, ROOM)
         target = AutoConfig.from_pretrained(place).get_text_config()
@@ -92,7 +101,8 @@ def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
                 }
             share += sum(own.values())
     gc.collect()
-    return {"bytes": own_pages() - before, "share": share}
+    own, mapped = (after - earlier for after, earlier in zip(resident(), before))
+    return {"bytes": own + mapped, "mapped": mapped, "share": share}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

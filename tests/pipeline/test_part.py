@@ -1,7 +1,9 @@
 """Parts of a target: their states are those of the whole, they hold nothing else, and damage is one line."""
 
+import gc
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +68,19 @@ def test_a_part_holds_its_own_tensors_alone(folders):
         assert ("lm_head.weight" in names) == ("model.norm.weight" in names) == (blocks.stop == 4)
         sizes.append(sum(weight.numel() for weight in part.model.parameters()))
     assert sum(sizes) == sum(weight.numel() for weight in stored.values())
+
+
+def test_a_packed_part_maps_no_file(folders, tmp_path):
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or variant() is None:
+        pytest.skip("needs Linux and a compiler")
+    folder = shutil.copytree(folders["llama"], tmp_path / "target")  # which no other test has mapped
+    for blocks in (range(2), range(2, 4)):
+        part = load_part(str(folder), blocks, torch.float)
+        assert str(folder) in maps.read_text()
+        part.pack()
+        gc.collect()
+        assert str(folder) not in maps.read_text()
 
 
 def test_a_tied_head_is_the_embeddings(folders, tmp_path):

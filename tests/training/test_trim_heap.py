@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from drafttrain.training import trim_heap as heap
-from drafttrain.training.trim_heap import EVERY, TrimHeap, heap_trimmer
+from drafttrain.training.trim_heap import EVERY, TrimHeap
+from drafttrain.utils.memory import heap_trimmer
 
 MB = 1e6
 
