@@ -89,6 +89,7 @@ def stpp(me: Member, request: Request) -> Program:
             if not is_done(output.tokens, request):
                 output.tokens.append(emitted)
                 output.hits += place < len(drafted)
+                output.judged += place < request.depth
         if is_done(output.tokens, request):
             break
         tapped = yield from collect(me, None if me.stage is None else me.stage.tapped[0, path])
@@ -99,7 +100,6 @@ def stpp(me: Member, request: Request) -> Program:
             with me.device:
                 me.drafter.update(state, verified, tapped[None], torch.tensor([len(path)]))
         me.done("V", "finish", me.node, output.timesteps, me.clock())
-    output.judged = len(output.tokens) - 1
     output.seconds = me.clock() - began
     return output
 

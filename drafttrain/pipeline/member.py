@@ -86,7 +86,7 @@ class Output:
     Attributes:
         tokens: emitted.
         judged: how many of them were looked for in the tree: not the first one, unless the tree follows the
-            prompt, nor in mode pipedec the last one.
+            prompt, nor in mode pipedec the last one, nor in mode stpp one after the deepest layer.
         hits: how many of these were in the tree when they left the last stage.
         timesteps: after the prompt has left the last stage.
         seconds: after the prompt and the first token.

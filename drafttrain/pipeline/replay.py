@@ -70,11 +70,14 @@ class Round:
         drafted: nodes that each drafting step expands.
         nodes: nodes that are verified, root included.
         hits: of its tokens those of the text that were in it.
+        judged: tokens of the text that were looked for in it; the target's own token after a path that
+            reaches the deepest layer was not.
     """
 
     drafted: list[int]
     nodes: int
     hits: int
+    judged: int
 
 
 class _Foreseen(PredictionTree):
@@ -182,7 +185,7 @@ def replay_policy(
         tree = policy.grow(counting, state, torch.tensor([root], device=tapped.device))
         return tree, counting.sizes
 
-    return _rounds(drafter, prompt, text, tapped, grow, DRAFT_SLOTS)
+    return _rounds(drafter, prompt, text, tapped, grow, policy.max_depth, DRAFT_SLOTS)
 
 
 def replay_static(
@@ -205,7 +208,7 @@ def replay_static(
             tree.grow(depth)
         return tree.tree, drafted
 
-    return _rounds(drafter, prompt, text, tapped, grow, depth * width)
+    return _rounds(drafter, prompt, text, tapped, grow, depth, depth * width)
 
 
 @torch.no_grad()
@@ -215,6 +218,7 @@ def _rounds(
     text: Sequence[int],
     tapped: torch.Tensor,
     grow: Callable[[Any, int, int], tuple[TokenTree, list[int]]],
+    depth: int,
     max_nodes: int,
 ) -> list[Round]:
     """Grow a tree after each verification.
@@ -222,6 +226,7 @@ def _rounds(
     Args:
         grow: returns a tree, and the nodes of each drafting step, by the drafter's state, the root's token
             and how many tokens of the text follow.
+        depth: layers of a tree at most.
     """
     n, rounds, place = len(prompt), [], 0
     state = drafter.new_state(1, n + len(text) + max_nodes)
@@ -236,8 +241,8 @@ def _rounds(
         left = len(text) - place - 1
         tree, drafted = grow(state, text[place], left)
         hits = _followed(tree, text[place + 1 :])
-        rounds.append(Round(drafted, tree.width, hits))
         emitted = min(hits + 1, left)  # the target's own token after them
+        rounds.append(Round(drafted, tree.width, hits, min(emitted, depth)))
         read(n + place, n + place + emitted)
         place += emitted
     return rounds

@@ -37,6 +37,8 @@ class Counted:
             tokens, hits]; of static ones, for each tree [nodes of each drafting step, verified nodes].
         follows: whether a tree in flight follows the prompt: the first token is looked for, and the first
             timesteps, one fewer than groups, are beside the prompt.
+        judged: tokens that were looked for in static trees; None: of trees in flight, where it follows from
+            the number of tokens, and of an earlier version.
     """
 
     task: str
@@ -50,6 +52,15 @@ class Counted:
     hits: int
     rounds: list[list[Any]]
     follows: bool = False
+    judged: int | None = None
+
+    @property
+    def looked_for(self) -> int:
+        """Return how many tokens were looked for in the trees; in trees in flight not the last, and the first
+        only if they follow the prompt."""
+        if self.kind == "static":
+            return self.judged
+        return max(self.tokens + self.follows - 1, 0)
 
     @property
     def shape(self) -> tuple[str, int | None, int, int, int]:
@@ -116,6 +127,7 @@ def count(
     lines = raw.read_text().splitlines() if raw.exists() else []
     found = [Counted(**json.loads(line)) for line in lines]
     found = [one for one in found if one.follows == _follows(one.kind, known.get((one.task, one.prompt)))]
+    found = [one for one in found if one.kind == "flight" or one.judged is not None]
     done = {(one.task, one.prompt, one.shape) for one in found}
     wanted = [(name, shape) for shape in shapes for name in known if (*name, shape) not in done]
     with open(raw, "a", encoding="utf-8") as file:
@@ -140,18 +152,17 @@ def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Sh
     if kind == "static":
         rounds = replay_static(drafter, *known, groups, width, children)
         hits = sum(one.hits for one in rounds)
-        return Counted(*name, *shape, tokens, hits, [[one.drafted, one.nodes] for one in rounds])
+        judged, sizes = sum(one.judged for one in rounds), [[one.drafted, one.nodes] for one in rounds]
+        return Counted(*name, *shape, tokens, hits, sizes, judged=judged)
     trace = replay(drafter, *known, groups, width, children, skip_lost=True)
     steps = [[step.drafted, step.nodes, step.tokens, step.hits] for step in (*trace.beside, *trace.steps)]
     return Counted(*name, *shape, tokens, trace.hits, steps, _follows(kind, text))
 
 
 def hit_rate(rows: Sequence[Counted], shape: Shape) -> float:
-    """Return the share of tokens that were in the trees of a shape; in trees in flight the last of a text is
-    not looked for, and the first only if they follow the prompt."""
+    """Return the share of the tokens looked for in the trees of a shape that were there."""
     chosen = [one for one in rows if one.shape == shape]
-    looked_for = sum(max(one.tokens + one.follows - (one.kind == "flight"), 0) for one in chosen)
-    return sum(one.hits for one in chosen) / max(looked_for, 1)
+    return sum(one.hits for one in chosen) / max(sum(one.looked_for for one in chosen), 1)
 
 
 def nodes_each(rows: Sequence[Counted], shape: Shape) -> float:

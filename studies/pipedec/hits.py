@@ -26,7 +26,7 @@ GROUPS, WIDTHS, CHILDREN = (2, 4, 7, 14, 21), (1, 2, 4, 8, 16, 32), (2, 4, 16)
 
 def count(pair: Pair, texts: Sequence[KnownText], groups: int, width: int, children: int) -> dict[str, Any]:
     """Return hits and timesteps of a pipeline of some groups over all texts, and hits of static trees."""
-    tokens = judged = hits = steps = nodes = static_hits = static_nodes = rounds = 0
+    tokens = judged = hits = steps = nodes = static_hits = static_judged = static_nodes = rounds = 0
     for text in texts:
         known = text.prompt, text.answer, text.tapped
         trace = replay(pair.drafter, *known, groups, width, children)
@@ -35,6 +35,7 @@ def count(pair: Pair, texts: Sequence[KnownText], groups: int, width: int, child
         nodes += sum(map(sum, (step.nodes for step in trace.steps)))
         found = replay_static(pair.drafter, *known, groups, width, children)
         static_hits, rounds = static_hits + sum(one.hits for one in found), rounds + len(found)
+        static_judged += sum(one.judged for one in found)
         static_nodes += sum(one.nodes for one in found)
     return {
         "groups": groups,
@@ -44,7 +45,7 @@ def count(pair: Pair, texts: Sequence[KnownText], groups: int, width: int, child
         "hit_rate": round(hits / max(judged, 1), 4),
         "timesteps_per_token": round(steps / max(tokens, 1), 4),
         "nodes_per_timestep": round(nodes / max(steps, 1), 3),
-        "static_share": round(static_hits / max(tokens, 1), 4),  # of tokens that were in a static tree
+        "static_share": round(static_hits / max(static_judged, 1), 4),  # of tokens looked for
         "static_nodes": round(static_nodes / max(rounds, 1), 3),
     }
 

@@ -168,7 +168,11 @@ def bar(label: str, value: float) -> Bar:
 
 
 def figure_6(rows: Sequence[Counted], static: Shape) -> list[Panel]:
-    """Return the hit rates of each task by stages, and of a static tree with as many nodes."""
+    """Return the hit rates of each task by stages, and of a static tree.
+
+    Args:
+        static: with as many nodes as the groups of fourteen stages hold.
+    """
     names = list(dict.fromkeys(one.task for one in rows))
     found = []
     shapes = {f"{stages} stages": ("flight", None, stages, WIDTH, CHILDREN) for stages in STAGES}
@@ -243,8 +247,19 @@ def grow(pair: Pair, args: Namespace, seeds: Sequence[int]) -> list[Counted]:
         sampling = counts.GREEDY if seed is None else SamplingParams(**SAMPLED, seed=seed)
         path = args.out / f"texts_{pair.name}_{'greedy' if seed is None else seed}.json"
         known = counts.texts(pair, prompts, args.new_tokens, sampling, path)
-        rows += counts.count(pair.drafter, known, shapes, raw, lambda line: print(line, flush=True))
+        rows += counts.count(pair.drafter, known, shapes, raw, _note)
+        if seed is None:
+            rows += counts.count(pair.drafter, known, [equal_nodes(rows)], raw, _note)
     return rows
+
+
+def equal_nodes(rows: Sequence[Counted]) -> Shape:
+    """Return the static tree with as many nodes as the groups of fourteen stages hold."""
+    return counts.equal_nodes(rows, ("flight", None, 14, WIDTH, CHILDREN), CHILDREN)
+
+
+def _note(line: str) -> None:
+    print(line, flush=True)
 
 
 def numbers(panels: Sequence[Panel]) -> dict[str, Any]:
@@ -276,7 +291,7 @@ def charts(rows: Sequence[Counted], hidden: int, seeds: Sequence[int]) -> dict[s
     return {
         "figure4": figure_4(rows, machines),
         "figure5": figure_5(rows, statics, hidden),
-        "figure6": figure_6(rows, static),
+        "figure6": figure_6(rows, equal_nodes(rows)),
         "figure7": figure_7(rows, static, machines, seeds),
         "figure8": figure_8(rows, static, machines),
     }

@@ -115,6 +115,7 @@ def test_static_trees_emit_the_text(whole, prompts, depth, width, children):
     rounds = replay_static(drafter, prompts[2], text, tapped, depth, width, children)
     assert len(rounds) == stats.steps == len(policy.sizes)
     assert [one.nodes for one in rounds][: -depth or None] == policy.sizes[: len(rounds) - depth]
+    assert all(one.hits <= one.judged <= min(one.hits + 1, depth) for one in rounds)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ def test_a_policy_replayed_has_the_rounds_of_the_pipeline(members, whole, prompt
     tapped = target.encode(ids, torch.zeros_like(ids)).tapped[0]
     rounds = replay_policy(drafter, prompts[2], output.tokens, tapped, policy)
     assert 2 * len(rounds) == output.timesteps and sum(one.hits for one in rounds) == output.hits
+    assert sum(one.judged for one in rounds) == output.judged
     assert all(one.drafted == drafted for one in rounds)
 
 

@@ -21,6 +21,7 @@ from drafttrain.report.pictures import sheet
 from drafttrain.run.pipeline import LOST
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
+from studies import recompute
 from studies.figures import pipedec, pipedec_counts
 from studies.goals import Run
 from studies.pipedec import (
@@ -177,10 +178,32 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     hits = sum(one.hits for one in rows if one.shape == shape)
     looked_for = sum(one.tokens for one in rows if one.shape == shape)  # the first, and not the last
     assert counts.hit_rate(rows, shape) == pytest.approx(hits / looked_for)
+    chain = ("static", None, 4, 1, pipedec_counts.CHILDREN)
+    assert counts.hit_rate(rows, chain) == 1.0  # what follows the deepest layer was not looked for
+    assert all(one.hits < one.tokens for one in rows if one.shape == chain)
     monkeypatch.setattr(counts, "_grow", None)  # everything is there
     assert measured() == found
     with pytest.raises(UserError, match="greedy.json: must be of this target and these settings, got others"):
         counts.texts(pair, some_tasks, 13, counts.GREEDY, tmp_path / "greedy.json")
+
+
+def test_old_counts_bound_what_was_not_looked_for():
+    """Against trees of which it is known."""
+    generator, depth, sizes = torch.Generator().manual_seed(0), 3, set()
+    for _ in range(200):
+        left, rounds, exact = 20, [], 0
+        while left:
+            layers = min(depth, left)
+            hits = min(int(torch.randint(0, 6, (1,), generator=generator)), layers)
+            exact += hits == depth < left
+            rounds.append([[1] * layers, 1 + layers])
+            left -= min(hits + 1, left)
+        least, most = recompute.unsought(
+            counts.Counted("a", "0", "static", None, depth, 1, 1, 20, 0, rounds),
+        )
+        assert least <= exact <= most
+        sizes.add(most - least)
+    assert 0 in sizes and max(sizes) < 6
 
 
 def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path, monkeypatch):
