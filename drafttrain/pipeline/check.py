@@ -6,6 +6,11 @@ token the paper waits until all nodes have synchronized, (V, finish, all, seq). 
 beside the others in one process waits until all have computed and it has synchronized itself, as it reads
 nothing of what others do then; and over a network it waits for the last stage, which sends the token, and for
 its input, but not for nodes that are slower than both.
+
+That no node is in two transfers at once is proved of ranks in one process alone. Over a network a send is
+logged until it is posted, and what comes is received while the rank computes, before it asks for it: gloo
+does not say when a message is gone. Nor are the broadcast of a token and the tapped states for the drafter
+logged, which the paper's rules do not list.
 """
 
 from collections.abc import Sequence
@@ -26,7 +31,8 @@ def problems(
         groups: stages of each group.
         follows: the tree follows the prompt (ours): until its root has reached the last group nothing
             is verified, and nodes wait for their own prompt and for what they are sent alone.
-        over_network: the ranks are processes: of the timestep before, a node waits for the last stage alone.
+        over_network: the ranks are processes: of the timestep before, a node waits for the last stage alone,
+            and when transfers end is not known.
     """
     tasks = [task for log in logs for task in log]
     return _Log(tasks, groups, len(groups) if follows else 0, over_network).problems()
@@ -63,7 +69,8 @@ class _Log:
                 self._needs(task, (("dec", node, seq) in self.computing) and ("computing", node, seq))
         for (source, seq), task in self.sent.items():
             self._transfer(task, source, seq)
-        self._one_transfer_at_a_time()
+        if not self.over_network:
+            self._one_transfer_at_a_time()
         return self.found
 
     def _decoding(self, task: Task, node: int, seq: int) -> None:
