@@ -52,7 +52,7 @@ from drafttrain.target_lm.loading import choose_dtype, load_config, load_tokeniz
 from drafttrain.target_lm.model import block_number
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.memory import trim_heap
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.threads import usable_cores
@@ -121,8 +121,8 @@ class PipelineDecoder:
         longest = max((len(request.tokens) for _, request in self.prompts), default=ROOM)
         self.room = longest + config.max_new_tokens + DRAFT_SLOTS
         own = choose_dtype(self.place, config.dtype, "cpu", "decoding")
-        # states would travel in 16 bits
-        link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 2 * self.hidden_size)
+        # states are in fp32 at most; a message's own size counts
+        link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 4 * self.hidden_size)
         self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
         self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
         try:
@@ -131,10 +131,11 @@ class PipelineDecoder:
             self.ranks.leave()
             raise
         self.ranks.meet(LOADING)
-        self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
-        self.ranks.agree("weights of the target", sample_hash(self.place))
-        given = [asdict(request) for _, request in self.prompts]
-        self.ranks.agree("prompts and stop tokens", fingerprint([self.stop, given]))
+        try:
+            self._compare()
+        except UserError:
+            self.ranks.leave()
+            raise
         self.me.stage_pace, self.me.draft_pace = Pace.of_stages(config.pace), Pace.of_drafts(config.pace)
         self._open = ExitStack()
         self._open.enter_context(native_team(self.threads))
@@ -163,6 +164,24 @@ class PipelineDecoder:
     def blocks(self) -> list[int]:
         """Return the number of blocks of each stage."""
         return cut(self.config, load_config(self.place).get_text_config())
+
+    def _compare(self) -> None:
+        """Compare with all ranks what hosts may have under the same names.
+
+        Raises:
+            UserError: something differs.
+        """
+        config, places = self.config, {"target": self.place}
+        if config.drafts:
+            locate = resolve_target if is_plain_lm(config.drafter) else find_bundle
+            places["drafter"] = str(locate(config.drafter))
+        self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
+        for what, place in places.items():
+            if os.path.isdir(place):
+                self.ranks.agree(f"config of the {what}", fingerprint(read_json(f"{place}/config.json")))
+                self.ranks.agree(f"weights of the {what}", sample_hash(place))
+        given = [asdict(request) for _, request in self.prompts]
+        self.ranks.agree("prompts and stop tokens", fingerprint([self.stop, given]))
 
     def _balance(self) -> None:
         """Load other blocks, by what the ranks take for these; the drafter and embeddings stay."""

@@ -81,13 +81,17 @@ def test_a_busy_port_and_an_absent_rank(alone, tiny_target_folder, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        with pytest.raises(UserError, match="rank 0: lost a connection while it waited to join"):
+        with pytest.raises(
+            UserError, match=r"MASTER_PORT: must be a free port, got \d+, which is in use; name another"
+        ):
             PipelineDecoder(config(tiny_target_folder, timeout_s=2.0))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     two = config(tiny_target_folder, timeout_s=2.0)
     two.stages.ranks = 2
-    with pytest.raises(UserError, match="rank 1: lost a connection while it waited to join"):
+    with pytest.raises(
+        UserError, match=r"rank 1: lost a .* join the others \((timed out|the connection was refused)\); see"
+    ):
         PipelineDecoder(two)
 
 

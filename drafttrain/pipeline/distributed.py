@@ -1,6 +1,8 @@
 """Programs of ranks over `torch.distributed`: every rank is a process, on one machine or several."""
 
 import datetime
+import os
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -12,11 +14,22 @@ import torch.distributed as dist
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 
-HEADER = 5  # int64 before a message: whether there is one, its numbers, the shape of its states, its time
+# int64 before a message: whether there is one, its numbers, shape and bytes of its states, its time
+HEADER = 6
+DTYPES = {2: torch.bfloat16, 4: torch.float}  # of states, by bytes: native blocks hand on fp32
 ROOM = 1 << 18  # bytes of a message that are received while something is computed; the rest comes after it
-SENDING = 64  # messages to each rank that are not looked at again; the protocol has far fewer on their way
+CLOSED, LATE = "the connection was closed", "timed out"
+REASONS = {  # of what gloo and torch's store say, lower case
+    "send/recv from rank 0": "rank 0 has given up",  # a barrier's, at other ranks
+    "connection closed": CLOSED,
+    "connection reset": CLOSED,
+    "broken pipe": CLOSED,
+    "timed out": LATE,
+    "timeout": LATE,
+    "connection refused": "the connection was refused",
+}
 
 
 class LostRank(UserError):
@@ -26,8 +39,9 @@ class LostRank(UserError):
 class Channel:
     """The messages of one of several programs that a rank runs at the same time, each in a thread.
 
-    Sends go on while the next layer is computed: a message is kept until it has been taken. A rank that has
-    once been heard of is listened to from then on, so that its next message comes in the meantime as well.
+    Sends go on while the next layer is computed: a message is kept until it is known to have been taken. A
+    rank that has once been heard of is listened to from then on, so that its next message comes in the
+    meantime as well.
 
     Args:
         tag: of the channel, the same on all ranks.
@@ -36,9 +50,9 @@ class Channel:
 
     def __init__(self, rank: int, world_size: int, tag: int, link: Link | None):
         self.rank, self.world_size, self.tag, self.link = rank, world_size, tag, link
-        self._sending: deque[dist.Work] = deque()  # each keeps its message
+        self.ahead = 2 * (world_size + 4)  # parts of messages to a rank that may not have been taken yet
+        self._sending: dict[int, deque[dist.Work]] = {}  # by destination; each keeps its message
         self._listening: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by source, with the buffer
-        self._listeners: set[int] = set()  # ranks that have been sent something
 
     def run(self, program: Program) -> Any:
         """Run a rank's program to its end and return its result.
@@ -46,17 +60,21 @@ class Channel:
         Raises:
             LostRank: another rank is gone.
         """
+        self._settle(0)  # what the program before has sent has been taken by its end
         answer = None
         while True:
             try:
                 command = program.send(answer)
             except StopIteration as end:
                 return end.value
-            with lost_ranks(self.rank, _whom(command)):
-                answer = self.execute(command)
+            answer = self.execute(command)
 
     def execute(self, command: Send | Receive | Broadcast) -> Any:
-        """Carry out one command of a program and return the answer."""
+        """Carry out one command of a program and return the answer.
+
+        Raises:
+            LostRank: another rank is gone.
+        """
         if isinstance(command, Send):
             return self._send([command.to], command.what)
         if isinstance(command, Receive):
@@ -76,12 +94,11 @@ class Channel:
             self._post(to, 1, torch.cat([flow.tokens, flow.parents]).long(), flow.x)
 
     def _receive(self, source: int) -> Flow | None:
-        (is_there, _, rows, width, sent), numbers, x = self._take(source)
+        (is_there, *_, sent), numbers, x = self._take(source)
         if not is_there:
             return None
         n = len(numbers) // 2
-        # states would travel in 16 bits
-        self._hold(sent, self.link and self.link.message(8 * len(numbers) + 2 * rows * width))
+        self._hold(sent, self.link and self.link.message(numbers.nbytes + x.nbytes))
         return Flow(numbers[:n], numbers[n:], x)
 
     @staticmethod
@@ -93,43 +110,54 @@ class Channel:
     def _post(
         self, to: Sequence[int], is_there: int, numbers: torch.Tensor, x: torch.Tensor | None = None
     ) -> None:
-        """Send numbers int64 [n] and states [rows, width] to ranks."""
-        x = torch.zeros(0, 0) if x is None else x.float()
-        header = torch.tensor([is_there, len(numbers), *x.shape, time.monotonic_ns()])  # [HEADER]
+        """Send numbers int64 [n] and states [rows, width] to ranks; states in bf16 stay so, others are sent
+        in fp32."""
+        x = torch.zeros(0, 0) if x is None else x
+        x = x if x.dtype in DTYPES.values() else x.float()
+        header = torch.tensor([is_there, len(numbers), *x.shape, x.itemsize, time.monotonic_ns()])  # [HEADER]
         message = torch.cat([part.reshape(-1).view(torch.uint8) for part in (header, numbers, x)])
         parts = [part for part in (message[:ROOM], message[ROOM:]) if len(part)]
         for rank in to:
-            self._sending += [dist.isend(part, rank, tag=self.tag) for part in parts]
-        while (
-            len(self._sending) > SENDING * self.world_size
-        ):  # gloo's know that they are done when asked to wait
-            self._sending.popleft().wait()
-        self._listeners.update(to)
+            with lost_ranks(self.rank, f"send to rank {rank}"):
+                works = [dist.isend(part, rank, tag=self.tag) for part in parts]
+            self._sending.setdefault(rank, deque()).extend(works)
+        self._settle(self.ahead)
+
+    def _settle(self, kept: int) -> None:
+        """Forget all messages to each rank but the last parts, as many as are to be kept. gloo knows that one
+        is gone only when it is waited for."""
+        for rank, works in self._sending.items():
+            with lost_ranks(self.rank, f"send to rank {rank}"):
+                while len(works) > kept:
+                    works.popleft().wait()
 
     def _take(self, source: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
         """Return the header, numbers [n] and states [rows, width] of a rank's next message."""
-        if source not in self._listening:
-            buffer = torch.empty(ROOM, dtype=torch.uint8)
+        with lost_ranks(self.rank, f"hear from rank {source}"):
+            if source not in self._listening:
+                buffer = torch.empty(ROOM, dtype=torch.uint8)
+                self._listening[source] = dist.irecv(buffer, source, tag=self.tag), buffer
+            work, buffer = self._listening[source]
+            work.wait()
+            header = buffer[: 8 * HEADER].view(torch.long).tolist()
+            _, n, rows, width, item, _ = header
+            size = 8 * (HEADER + n) + item * rows * width
+            message = buffer[:size].clone()
+            if size > ROOM:
+                rest = torch.empty(size - ROOM, dtype=torch.uint8)
+                dist.recv(rest, source, tag=self.tag)
+                message = torch.cat([message, rest])
             self._listening[source] = dist.irecv(buffer, source, tag=self.tag), buffer
-        work, buffer = self._listening[source]
-        work.wait()
-        header = buffer[: 8 * HEADER].view(torch.long).tolist()
-        _, n, rows, width, _ = header
-        size = 8 * (HEADER + n) + 4 * rows * width
-        message = buffer[:size].clone()
-        if size > ROOM:
-            rest = torch.empty(size - ROOM, dtype=torch.uint8)
-            dist.recv(rest, source, tag=self.tag)
-            message = torch.cat([message, rest])
-        self._listening[source] = dist.irecv(buffer, source, tag=self.tag), buffer
-        numbers, x = message[8 * HEADER :].split([8 * n, 4 * rows * width])
-        return header, numbers.view(torch.long), x.view(torch.float).view(rows, width)
+        numbers, x = message[8 * HEADER :].split([8 * n, item * rows * width])
+        return header, numbers.view(torch.long), x.view(DTYPES[item]).view(rows, width)
 
     def finish(self) -> None:
         """Wait until everything sent has been taken; a last message to each rank ends its listening."""
-        self._send(list(self._listeners), None)
-        for work in [*(work for work, _ in self._listening.values()), *self._sending]:
-            work.wait()
+        self._send(list(self._sending), None)
+        for source, (work, _) in self._listening.items():
+            with lost_ranks(self.rank, f"hear from rank {source}"):
+                work.wait()
+        self._settle(0)
 
 
 class Ranks:
@@ -148,8 +176,16 @@ class Ranks:
                 "by an error; close it, or start the program again"
             )
         limit = datetime.timedelta(seconds=timeout_s)
-        with lost_ranks(rank, "join"):
-            dist.init_process_group("gloo", "env://", limit, world_size, rank)
+        with lost_ranks(rank, "join the others"):
+            try:
+                dist.init_process_group("gloo", "env://", limit, world_size, rank)
+            except RuntimeError as error:
+                if "EADDRINUSE" not in str(error):
+                    raise
+                port = os.environ.get("MASTER_PORT")
+                raise UserError(
+                    f"MASTER_PORT: must be a free port, got {port}, which is in use; name another"
+                ) from error
         self._channels = {0: Channel(rank, world_size, 0, link)}
 
     def channel(self, tag: int = 0) -> Channel:
@@ -164,16 +200,17 @@ class Ranks:
             dist.monitored_barrier(timeout=datetime.timedelta(seconds=seconds))
 
     def agree(self, what: str, fingerprint: str) -> None:
-        """Compare something with what rank 0 has.
+        """Compare something between all ranks; each of them has the same outcome.
 
         Raises:
-            UserError: it differs.
+            UserError: it differs from that of rank 0 at some rank.
         """
         own = [int(fingerprint[i : i + 8], 16) for i in range(0, len(fingerprint), 8)]  # hexadecimal digits
-        if own != self.first(own):
+        first, *others = self.gather(own)
+        if differ := ", ".join(str(rank) for rank, one in enumerate(others, 1) if one != first):
             raise UserError(
-                f"rank {self.rank}: {what}: must be those of rank 0, got others; start all ranks with the "
-                "same recipe, files and versions"
+                f"{what}: must be the same at all ranks, got others at rank {differ} than at rank 0; start "
+                "all ranks with the same recipe, files and versions"
             )
 
     def first(self, numbers: Sequence[int]) -> list[int]:
@@ -186,7 +223,7 @@ class Ranks:
     def total(self, numbers: Sequence[int]) -> list[int]:
         """Return the sums over all ranks."""
         sums = torch.tensor(list(numbers))
-        with lost_ranks(self.rank, "add up"):
+        with lost_ranks(self.rank, "add up with the others"):
             dist.all_reduce(sums)
         return sums.tolist()
 
@@ -194,7 +231,7 @@ class Ranks:
         """Return the numbers of all ranks, equally many of each."""
         own = torch.tensor(list(numbers), dtype=torch.double)
         parts = [torch.zeros_like(own) for _ in range(self.world_size)]
-        with lost_ranks(self.rank, "gather"):
+        with lost_ranks(self.rank, "hear from all others"):
             dist.all_gather(parts, own)
         return [part.tolist() for part in parts]
 
@@ -204,7 +241,7 @@ class Ranks:
 
     def close(self) -> None:
         """End the connection once everything sent has been taken."""
-        with lost_ranks(self.rank, "end"):
+        with lost_ranks(self.rank, "end with the others"):
             for tag in sorted(self._channels):  # threads have made them in any order
                 self._channels[tag].finish()
             dist.barrier()
@@ -226,14 +263,15 @@ class lost_ranks:
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
         if isinstance(error, RuntimeError | ValueError) and not isinstance(error, UserError):
-            reason = (str(error).strip() or kind.__name__).splitlines()[0]
             raise LostRank(
-                f"rank {self.rank}: lost a connection while it waited to {self.what} ({reason[:200]}); see "
+                f"rank {self.rank}: lost a connection while it waited to {self.what} ({_reason(error)}); see "
                 "what the other ranks say, and start again"
             ) from error
 
 
-def _whom(command: Send | Receive | Broadcast) -> str:
-    if isinstance(command, Send):
-        return f"send to rank {command.to}"
-    return f"hear from rank {command.source}"
+def _reason(error: BaseException) -> str:
+    """Return in few words why a connection was lost."""
+    text = str(error).strip() or type(error).__name__
+    if absent := re.search(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", text):
+        return f"rank {absent[1]} has not come"
+    return next((reason for words, reason in REASONS.items() if words in text.lower()), brief(text, 100))

@@ -236,7 +236,7 @@ def _hops(me: Member, ranks: Ranks, hidden: int) -> list[float]:
     sends, other = me.rank == stages[0], stages[1] if me.rank == stages[0] else stages[0]
 
     def to_and_fro(size: int) -> Program:
-        flow = _star(size, _states(False, size, hidden))
+        flow = _star(size, _states(False, size, hidden).to(me.stage.part.state_dtype))
         for is_sending in (sends, not sends):
             if is_sending:
                 yield Send(other, flow)

@@ -77,6 +77,11 @@ class TargetPart:
 
         return hook
 
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """Return the dtype of the states that it hands on."""
+        return self.dtype if self.native is None else torch.float
+
     def pack(self) -> None:
         """Run natively from now on, where the library knows the architecture."""
         if can_run_natively(self.base, self.config) and make_native(self.base):
@@ -140,7 +145,7 @@ class TargetPart:
             parts = iter(tapped.split(x.shape[-1], -1))  # [1, n, H] each
             found = [out if tap == self.n_blocks else next(parts) for tap in self.taps]
             return out, torch.cat(found, -1) if found else tapped
-        x = x.to(self.dtype)  # messages are fp32
+        x = x.to(self.dtype)  # native blocks before these hand on fp32
         cache.open_at(slots, view)
         allowed = allowed_slots(cache.lengths, ancestors, view)  # [1, n, view]
         kv_positions = torch.arange(view, device=depths.device)[None]  # [1, view]
@@ -230,7 +235,7 @@ def unmap(module: nn.Module, shared: Sequence[torch.Tensor] = ()) -> None:
 
 
 def sample_hash(place: str) -> str:
-    """Return a fingerprint of a target's weights: the sizes of its files with some of their bytes, so that
+    """Return a fingerprint of a model's weights: the sizes of its files with some of their bytes, so that
     ranks can compare large models at once."""
     digest = hashlib.sha256()
     for path in sorted(Path(place).glob("*.safetensors")):

@@ -51,7 +51,10 @@ def _simulate(config: SimulateConfig) -> None:
     taps = getattr(drafter.config, "tapped_blocks", [])
     sampling = SamplingParams(**asdict(config.sampling))
     texts = known_texts(target, taps, ids, config.max_new_tokens, sampling)
-    link = Link(config.link.gbit, config.link.ms / 1e3, 2 * target.hidden_size)  # states travel in 16 bits
+    # states of described machines have 16 bits; of those measured here they are sent as blocks compute them
+    is_described = config.costs is None and config.target_ms is not None
+    size = 2 if is_described else 4 if target.native else target.dtype.itemsize
+    link = Link(config.link.gbit, config.link.ms / 1e3, size * target.hidden_size)
     rows = []
     for stages in config.stages:
         described = machines(stages, *costs, link, sync)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from drafttrain.pipeline.check import problems
 from drafttrain.pipeline.distributed import Channel
 from drafttrain.pipeline.member import Layout, Member, Request, Task
 from drafttrain.pipeline.simulate import Link
-from drafttrain.pipeline.transport import Broadcast, Receive, run_locally
+from drafttrain.pipeline.stage import Flow
+from drafttrain.pipeline.transport import Broadcast, Receive, Send, run_locally
 from drafttrain.trees.chain import ChainPolicy
 from tests.pipeline.ranks import BLOCKS, MODES, new_drafters
 
@@ -80,16 +82,84 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
 
 
 def test_messages_are_held_back_for_a_declared_link(monkeypatch):
-    """Numbers of 8 bytes and states, of 2 in a network, for their size and the latency; a token of a
-    broadcast for the latency."""
+    """Numbers of 8 bytes and states for their size and the latency; a token of a broadcast for the
+    latency."""
     size = 8 * 4 + 2 * 2 * 8
     link, slept = Link(gbit=8 * size / 2e9, seconds=3.0, bytes=0), []
     monkeypatch.setattr(distributed.time, "sleep", slept.append)
     sent = time.monotonic_ns()
-    messages = [[1, 4, 2, 8, sent], [1, 1, 0, 0, sent]]
-    numbers, x = torch.arange(4), torch.zeros(2, 8)
+    messages = [[1, 4, 2, 8, 2, sent], [1, 1, 0, 0, 4, sent]]
+    numbers, x = torch.arange(4), torch.zeros(2, 8, dtype=torch.bfloat16)
     monkeypatch.setattr(Channel, "_take", lambda self, source: (messages.pop(0), numbers, x))
     channel = Channel(0, 2, 0, link)
     channel.execute(Receive(1))
     channel.execute(Broadcast(1, [], 1))
     assert slept == pytest.approx([3.0 + 2.0, 3.0], abs=1.0)
+
+
+class Loop:
+    """Messages from a rank to itself, in place of `torch.distributed`; a send is known to be gone when it is
+    waited for."""
+
+    def __init__(self):
+        self.sent, self.waited = [], 0
+
+    def isend(self, part, rank, tag):
+        self.sent.append(part)
+        return SimpleNamespace(wait=self._wait)
+
+    def _wait(self):
+        self.waited += 1
+
+    def irecv(self, buffer, source, tag):
+        def wait():
+            part = self.sent.pop(0)
+            buffer[: len(part)] = part
+
+        return SimpleNamespace(wait=wait)
+
+    def recv(self, buffer, source, tag):
+        self.irecv(buffer, source, tag).wait()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float, torch.half])
+@pytest.mark.parametrize("rows", [0, 3, 40_000])
+def test_states_travel_in_their_dtype(monkeypatch, dtype, rows):
+    loop = Loop()
+    monkeypatch.setattr(distributed, "dist", loop)
+    channel = Channel(0, 1, 0, None)
+    tokens, x = torch.arange(rows), torch.randn(rows, 4).to(dtype)
+    channel.execute(Send(0, Flow(tokens, tokens - 1, x)))
+    size = {torch.bfloat16: 2}.get(dtype, 4) * 4 * rows + 16 * rows
+    assert sum(map(len, loop.sent)) == size + 8 * distributed.HEADER
+    found = channel.execute(Receive(0))
+    assert torch.equal(found.tokens, tokens) and torch.equal(found.parents, tokens - 1)
+    assert found.x.dtype == (torch.float if dtype == torch.half else dtype) and torch.equal(
+        found.x, x.to(found.x)
+    )
+    channel.execute(Send(0, None))
+    assert channel.execute(Receive(0)) is None
+
+
+def test_sent_messages_are_not_kept_for_ever(monkeypatch):
+    """Few of one program are kept, none of the one before."""
+    loop = Loop()
+    monkeypatch.setattr(distributed, "dist", loop)
+    channel = Channel(0, 3, 0, None)
+
+    def sending(n):
+        for i in range(n):
+            yield Send(1 + i % 2, Flow(torch.arange(2), torch.arange(2), torch.zeros(2, 4)))
+            kept = [len(works) for works in channel._sending.values()]
+            assert i + 1 - sum(kept) == loop.waited and max(kept) <= channel.ahead
+
+    channel.run(sending(100))
+    assert loop.waited == 100 - 2 * channel.ahead and channel.ahead < 20
+    channel.run(iter_once())
+    assert loop.waited == 100 and not any(channel._sending.values())
+
+
+def iter_once():
+    """A program that does nothing."""
+    return
+    yield

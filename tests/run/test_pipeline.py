@@ -96,7 +96,9 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
         assert ranks[0].wait(timeout=30) == 1 and time.monotonic() - began < 4 + 5
         files[0].seek(0)
         lines = [line for line in files[0].read().splitlines() if "rank 0" in line]
-        assert len(lines) == 1 and "lost a connection" in lines[0] and "Traceback" not in lines[0]
+        reason = "timed out" if lost == signal.SIGSTOP else "the connection was closed"
+        assert len(lines) == 1 and "rank 0: lost a connection while it waited to" in lines[0]
+        assert f" rank 1 ({reason}); see what the other ranks say" in lines[0]
         assert lost == signal.SIGSTOP or ranks[1].wait(timeout=2) == -lost
     finally:
         for rank in ranks:
@@ -237,8 +239,17 @@ def test_blocks_are_balanced():
         balanced(4, 5, 1.0)
 
 
-@pytest.mark.parametrize("other", ["weights of the target", "prompts and stop tokens"])
-def test_ranks_with_other_files_end(words, tiny_target_folder, tmp_path, other):
+@pytest.mark.parametrize(
+    "other",
+    [
+        "config of the target",
+        "weights of the target",
+        "config of the drafter",
+        "weights of the drafter",
+        "prompts and stop tokens",
+    ],
+)
+def test_ranks_with_other_files_end(words, tiny_target_folder, tiny_bundle, tmp_path, other):
     """Folders of the same name on two hosts, of which one has another version of the model."""
     import socket
 
@@ -246,11 +257,17 @@ def test_ranks_with_other_files_end(words, tiny_target_folder, tmp_path, other):
 
     for host in "ab":
         shutil.copytree(tiny_target_folder, tmp_path / host / "target")
-    if other == "weights of the target":
-        weights = load_file(tmp_path / "b/target/model.safetensors")
-        first = next(name for name in sorted(weights) if "embed" in name)
-        weights[first] += 1
-        save_file(weights, tmp_path / "b/target/model.safetensors", {"format": "pt"})
+        shutil.copytree(tiny_bundle, tmp_path / host / "drafter")
+    what, _, where = other.partition(" of the ")
+    if what == "weights":
+        weights = load_file(tmp_path / f"b/{where}/model.safetensors")
+        largest = max(weights, key=lambda name: weights[name].numel())  # of which some bytes are compared
+        weights[largest] += 1
+        save_file(weights, tmp_path / f"b/{where}/model.safetensors", {"format": "pt"})
+    elif what == "config":
+        stored = json.loads((tmp_path / f"b/{where}/config.json").read_text())
+        stored["_name_or_path"] = "another"
+        (tmp_path / f"b/{where}/config.json").write_text(json.dumps(stored))
     else:
         (tmp_path / "b/target/generation_config.json").write_text('{"eos_token_id": [0, 7, 11]}')
     with socket.socket() as free:
@@ -259,6 +276,7 @@ def test_ranks_with_other_files_end(words, tiny_target_folder, tmp_path, other):
     place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     root = {"PYTHONPATH": os.getcwd()}
     words = [os.path.abspath(words[0]), "--target", "./target", *words[3:]]
+    words += ["--drafter", "./drafter", "--mode", "stpp"] if where == "drafter" else []
     command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words]
     ranks = [
         subprocess.Popen(
@@ -271,9 +289,7 @@ def test_ranks_with_other_files_end(words, tiny_target_folder, tmp_path, other):
         for rank, host in enumerate("ab")
     ]
     found = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [
-        1,
-        2,
-    ]  # which has lost the other, and which has the mistake
-    assert f"rank 1: {other}: must be those of rank 0, got others" in found[1]
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    for lines in found:
+        assert f"{other}: must be the same at all ranks, got others at rank 1 than at rank 0; start" in lines
     assert "Traceback" not in found[0] + found[1]
