@@ -49,12 +49,13 @@ GOALS = {
 
 
 def update_prune(run: Run) -> Measured:
-    """Time a stage and the drafter after a hit; the slower of both counts."""
+    """Time a stage and the drafter, which adds a layer, after a hit; the slower of both counts."""
     run.check_quiet()
     pair = load_pair("B")
     found = upkeep.upkeep(pair, resolve_target(pair.target.name))
     notes = {f"{name}_ms": 1e3 * seconds for name, seconds in found.items()}
-    return {"update_prune_ms": {"value": max(notes.values()), **notes}}
+    slower = max(notes["stage_ms"], notes["drafter_ms"] + notes["growing_ms"])
+    return {"update_prune_ms": {"value": slower, **notes}}
 
 
 def rank_memory(run: Run) -> Measured:

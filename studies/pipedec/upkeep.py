@@ -1,5 +1,5 @@
 """Seconds in which a tree in flight goes on after a token: tree, mask, and the caches of a stage and of the
-drafter.
+drafter, which also adds the next layer (PipeDec, §3.3.3 and §3.3.4).
 
     python -m studies.pipedec.upkeep
 """
@@ -27,12 +27,13 @@ CONTEXT, ROUNDS = 128, 9
 
 @torch.no_grad()
 def upkeep(pair: Pair, place: str, rounds: int = ROUNDS) -> dict[str, float]:
-    """Return the median seconds that a stage and the drafter take after a hit, on one thread.
+    """Return the median seconds that a stage and the drafter take after a hit, on one thread: `stage` and
+    `drafter` to cut the tree, `growing` to add a layer at the drafter.
 
     Args:
         place: folder of the pair's target.
     """
-    taken: dict[str, list[float]] = {"stage": [], "drafter": []}
+    taken: dict[str, list[float]] = {"stage": [], "drafter": [], "growing": []}
     tapped = torch.zeros(1, tapped_width(pair), dtype=pair.drafter.dtype)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -49,6 +50,10 @@ def upkeep(pair: Pair, place: str, rounds: int = ROUNDS) -> dict[str, float]:
                 started = time.perf_counter()
                 tree.advance(token, tapped)
                 taken["drafter"].append(time.perf_counter() - started)
+                started = time.perf_counter()
+                if not tree.grow(LAYERS):
+                    raise RuntimeError("the tree must grow by the layer that the root has left, got none")
+                taken["growing"].append(time.perf_counter() - started)
     finally:
         torch.set_num_threads(threads)
     return {name: statistics.median(seconds) for name, seconds in taken.items()}
