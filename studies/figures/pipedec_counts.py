@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from drafttrain.calibration.timing import VERIFIED, fitting_context, measure_costs
-from drafttrain.data.prompts import Prompt
+from drafttrain.data.prompts import Prompt, read_prompts
 from drafttrain.inference.params import SamplingParams
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.pipeline.outlook import machines
@@ -24,7 +24,7 @@ from studies.pipedec.ratios import Name, ratio
 from studies.seed.pairs import Pair, load_pair
 
 STAGES, WIDTH, CHILDREN = (7, 14, 21), 32, 16  # the paper's
-NEW_TOKENS = 64
+NEW_TOKENS, TUNING_PROMPTS = 64, 6
 DRAFT_MS = 30.0  # of accelerators; a stage of fourteen takes as long, for up to WIDTH tokens
 GBIT, LATENCY, SYNC = 10.0, 1e-4, 5e-4  # 10^9 bits a second, seconds
 SAMPLED, SEEDS = {"temperature": 0.6, "top_p": 0.9, "top_k": 80}, range(5)
@@ -117,7 +117,8 @@ def _note(line: str) -> None:
 
 def simulated(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
     """Return the simulated speeds at 14 stages, on accelerators and with this machine's own costs."""
-    [flight], statics = counts.flights([14], WIDTH, CHILDREN), counts.statics(CHILDREN)
+    [flight] = counts.flights([14], WIDTH, CHILDREN)
+    statics = [*counts.statics(CHILDREN), chosen_eagle(pair, folder, new_tokens)]
     rows, hidden = grown(pair, prompts, folder, new_tokens, [flight, *statics]), pair.target.hidden_size
     found = speed(rows, accelerators(14, hidden), flight, statics)
     here = speed(rows, machines_here(14, hidden, folder), flight, statics)
@@ -130,9 +131,19 @@ def simulated(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Meas
     return {"sim14_vs_pp": found["pp"] | notes, "sim14_vs_stpp": found["stpp"] | notes}
 
 
+def chosen_eagle(pair: Pair, folder: Path, new_tokens: int) -> Shape:
+    """Return the tree of EAGLE-2 that is the fastest on tuning prompts, through fourteen accelerators."""
+    own = folder / "tuning"
+    own.mkdir(exist_ok=True)
+    prompts, shapes = {"tuning": read_prompts(tasks.TUNING, TUNING_PROMPTS)}, counts.eagles()
+    rows = grown(pair, prompts, own, new_tokens, shapes)
+    return counts.best_static(rows, shapes, accelerators(14, pair.target.hidden_size))
+
+
 def hits(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
     """Return the figures that compare hits."""
-    flights, statics = counts.flights(STAGES, WIDTH, CHILDREN), counts.statics(CHILDREN)
+    flights = counts.flights(STAGES, WIDTH, CHILDREN)
+    statics = [*counts.statics(CHILDREN), chosen_eagle(pair, folder, new_tokens)]
     rows = grown(pair, prompts, folder, new_tokens, [*flights, *statics])
     of_14, hidden = flights[STAGES.index(14)], pair.target.hidden_size
     wide = counts.equal_nodes(rows, of_14, CHILDREN)

@@ -13,14 +13,16 @@ from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline.outlook import STATIC, KnownText, encoded, known_texts
 from drafttrain.pipeline.prediction import follows_prompt
-from drafttrain.pipeline.replay import Timestep, Trace, replay, replay_static
+from drafttrain.pipeline.replay import Timestep, Trace, replay, replay_policy, replay_static
 from drafttrain.pipeline.simulate import Machines, pipedec_jobs, pp_jobs, run, stpp_jobs, total_seconds
+from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.writing import write_json
 from studies.seed.pairs import Pair
 
 GREEDY = SamplingParams()
+EAGLE_SHAPES, EAGLE_NODES = ((8, 4), (8, 6), (8, 8), (4, 8), (4, 12)), 31  # top-k and depth; of all layers
 
 
 @dataclass
@@ -28,7 +30,8 @@ class Counted:
     """The trees of one text.
 
     Attributes:
-        kind: "flight", or "static" with `groups` layers.
+        kind: "flight", "static" with `groups` layers, or "eagle2" with as many, `width` expanded nodes of a
+            layer and `children` nodes in all.
         seed: of the text's draws; None: it is greedy.
         groups, width, children: of the trees.
         tokens: of the text, without the first.
@@ -58,9 +61,7 @@ class Counted:
     def looked_for(self) -> int:
         """Return how many tokens were looked for in the trees; in trees in flight not the last, and the first
         only if they follow the prompt."""
-        if self.kind == "static":
-            return self.judged
-        return max(self.tokens + self.follows - 1, 0)
+        return max(self.tokens + self.follows - 1, 0) if self.kind == "flight" else self.judged
 
     @property
     def shape(self) -> tuple[str, int | None, int, int, int]:
@@ -84,6 +85,11 @@ def flights(groups: Iterable[int], width: int, children: int, seed: int | None =
 def statics(children: int, seed: int | None = None) -> list[Shape]:
     """Return the static trees of which STPP takes the fastest."""
     return [("static", seed, depth, width, children) for width, depth in STATIC]
+
+
+def eagles(seed: int | None = None) -> list[Shape]:
+    """Return EAGLE-2's trees, of which one is chosen on tuning prompts."""
+    return [("eagle2", seed, depth, top_k, EAGLE_NODES) for top_k, depth in EAGLE_SHAPES]
 
 
 def texts(
@@ -149,8 +155,11 @@ def _follows(kind: str, text: KnownText | None) -> bool:
 def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Shape) -> Counted:
     kind, _, groups, width, children = shape
     known, tokens = (text.prompt, text.answer, text.tapped), len(text.answer) - 1
-    if kind == "static":
-        rounds = replay_static(drafter, *known, groups, width, children)
+    if kind != "flight":
+        if kind == "static":
+            rounds = replay_static(drafter, *known, groups, width, children)
+        else:
+            rounds = replay_policy(drafter, *known, Eagle2Policy(width, groups, children))
         hits = sum(one.hits for one in rounds)
         judged, sizes = sum(one.judged for one in rounds), [[one.drafted, one.nodes] for one in rounds]
         return Counted(*name, *shape, tokens, hits, sizes, judged=judged)
@@ -169,7 +178,7 @@ def nodes_each(rows: Sequence[Counted], shape: Shape) -> float:
     """Return the mean number of nodes of a static tree without its root, or that the groups hold in a
     timestep."""
     chosen = [one for one in rows if one.shape == shape]
-    if shape[0] == "static":
+    if shape[0] != "flight":
         sizes = [nodes - 1 for one in chosen for _, nodes in one.rounds]
     else:
         sizes = [sum(step.nodes) for one in chosen for step in one.trace().steps]

@@ -145,6 +145,8 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     tiny_target_folder, some_tasks, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(pipedec_counts, "SEEDS", range(2))
+    monkeypatch.setattr(tasks, "TUNING", tmp_path / "prompts.jsonl")
+    tasks.write_prompts(some_tasks, tmp_path / "prompts.jsonl")
     pair = load_pair("A", str(tiny_target_folder), str(tiny_target_folder), "float32")  # always right
     monkeypatch.setattr(pipedec_counts, "ROUNDS", 1)
     pipedec_counts.measure_curves(pair, tmp_path)
@@ -181,6 +183,9 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     chain = ("static", None, 4, 1, pipedec_counts.CHILDREN)
     assert counts.hit_rate(rows, chain) == 1.0  # what follows the deepest layer was not looked for
     assert all(one.hits < one.tokens for one in rows if one.shape == chain)
+    tuned = [json.loads(line) for line in (tmp_path / "tuning/counts.jsonl").read_text().splitlines()]
+    assert {(one["groups"], one["width"]) for one in tuned} == {(d, k) for k, d in counts.EAGLE_SHAPES}
+    assert sum(one.kind == "eagle2" for one in rows) == 3  # the one that was chosen, against all texts
     monkeypatch.setattr(counts, "_grow", None)  # everything is there
     assert measured() == found
     with pytest.raises(UserError, match="greedy.json: must be of this target and these settings, got others"):
