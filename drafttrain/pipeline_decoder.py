@@ -403,10 +403,11 @@ def load_member(
     stage = None
     if rank in layout.stages:
         i = layout.stages.index(rank)
-        part = load_part(place, range(ends[i] - blocks[i], ends[i]), dtype, taps=taps)
+        part, shared = load_part(place, range(ends[i] - blocks[i], ends[i]), dtype, taps=taps), []
         if embeddings is not None:
             part.base.embed_tokens.weight = torch.nn.Parameter(embeddings, requires_grad=False)
-        part.pack()
+            shared = [embeddings]
+        part.pack(shared)
         stage = Stage(part, room)
     if drafter is None and config.drafts and rank == layout.drafter:
         drafter = _drafter(config, place, dtype, stage and stage.part.base.embed_tokens.weight)

@@ -82,13 +82,17 @@ class TargetPart:
         """Return the dtype of the states that it hands on."""
         return self.dtype if self.native is None else torch.float
 
-    def pack(self) -> None:
-        """Run natively from now on, where the library knows the architecture."""
+    def pack(self, shared: Sequence[torch.Tensor] = ()) -> None:
+        """Run natively from now on, where the library knows the architecture.
+
+        Args:
+            shared: tensors that others have, too, which stay where they are.
+        """
         if can_run_natively(self.base, self.config) and make_native(self.base):
             if self.is_last:
                 self.head = NativeLinear(self.head.weight, self.head.bias)
                 self.model.set_output_embeddings(self.head)  # else the model would keep the row-major one
-            unmap(self.model)
+            unmap(self.model, shared)
             self.native = native_blocks(self.base, self.config, final=self.is_last)
 
     @contextmanager

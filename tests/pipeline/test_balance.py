@@ -35,6 +35,8 @@ with PipelineDecoder(config) as decoder:
     assert len(decoder.me.stage.part.blocks) == decoder.blocks[decoder.rank]
     if decoder.rank == 0:
         import json
+        stage, drafter = decoder.me.stage.part.base.embed_tokens, decoder.me.drafter.embed_tokens
+        assert stage.weight.data_ptr() == drafter.weight.data_ptr()  # one matrix, before as after
         print(json.dumps([decoder.blocks, result.token_ids]))
 """
 
