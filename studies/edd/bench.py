@@ -295,14 +295,20 @@ def summarize(rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]
                 for task in results[0]["tasks"]
             },
             "train_tokens": results[0]["tokens"],
-            "by_prompt": {  # by seed
-                task: [result["tasks"][task]["by_prompt"] for result in results]
-                for task, row in results[0]["tasks"].items()
-                if "by_prompt" in row
-            },
+            **_by_prompt(results),
         }
         for name, results in rows.items()
     }
+
+
+def _by_prompt(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the counts of each prompt by task and seed; nothing for results that have kept none."""
+    counts = {
+        task: [result["tasks"][task]["by_prompt"] for result in results]
+        for task, row in results[0]["tasks"].items()
+        if "by_prompt" in row
+    }
+    return {"by_prompt": counts} if counts else {}
 
 
 def print_rows(rows: dict[str, dict[str, Any]]) -> None:

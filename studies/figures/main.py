@@ -37,7 +37,6 @@ from studies.goals import (
 )
 from studies.training_speed import training_speed
 
-EDD_DRAFTER = Path("model_cards/smollm2-135m-edd")  # made by recipes/smollm2-edd.yaml
 QUICKSTART_DRAFTER = Path("model_cards/smollm2-135m-edd")  # what the quickstart starts from
 PROMPTS = {
     "mt_bench": "data/eval/mt_bench.jsonl",
@@ -123,7 +122,7 @@ def scratch(run: Run) -> Measured:
         workflow.run()
         log = json.loads((workflow.folder("train") / "training_log.json").read_text())
         losses.append([round(entry["eval_loss"], 4) for entry in log if "eval_loss" in entry])
-        runs.append(accept_len(run, workflow.folder("export"), place, turns=1))
+        runs.append(accept_len(run, workflow.folder("export"), place))
     falling = all(len(one) > 1 and all(b < a for a, b in zip(one, one[1:])) for one in losses)
     return {
         "scratch_accept_len": {
@@ -136,33 +135,21 @@ def scratch(run: Run) -> Measured:
     }
 
 
-def edd(run: Run) -> Measured:
-    """The committed drafter of recipes/smollm2-edd.yaml: the paper's one layer, chains of 5, MT-bench."""
-    return {"edd_accept_len": accept_len(run, EDD_DRAFTER, run.folder("edd"), turns=2)}
-
-
-def accept_len(run: Run, bundle: Path, folder: Path, turns: int) -> dict[str, Any]:
-    """accept_len on MT-bench's first turns (and on both, if turns is 2), bf16, greedy; nothing is timed."""
+def accept_len(run: Run, bundle: Path, folder: Path) -> dict[str, Any]:
+    """accept_len with chains of 5 on MT-bench's first turns, bf16, greedy; nothing is timed."""
     loaded = load_bundle(bundle, dtype="bfloat16")
-    task = Task("mt_bench", read_prompts(PROMPTS["mt_bench"], 16 if run.quick else None), turns)
+    task = Task("mt_bench", read_prompts(PROMPTS["mt_bench"], 16 if run.quick else None))
     log = MeasurementLog(folder / "measurements.jsonl", f"{content_hash(bundle)} chain {EDD_CHAIN}")
     chain = drafting(loaded.target, TreeProposer(loaded.drafter, ChainPolicy(EDD_CHAIN)))
     measured = measure(loaded.target, {"chain": chain}, task, log, NEW_TOKENS)
-    first = tabulate([m for m in measured if m.turn == 0])["chain"]
-    notes = {
-        "repetition": first.repetition,
-        "without_repeats": first.accept_len_nonrepeated,
-        "acceptance_by_depth": first.acceptance_by_depth,
+    row = tabulate(measured)["chain"]
+    return {
+        "value": row.accept_len,
+        "repetition": row.repetition,
+        "without_repeats": row.accept_len_nonrepeated,
+        "acceptance_by_depth": row.acceptance_by_depth,
         "size": size_of(measured),
     }
-    if turns > 1:
-        both = tabulate(measured)["chain"]
-        notes["both_turns"] = {
-            "accept_len": both.accept_len,
-            "repetition": both.repetition,
-            "without_repeats": both.accept_len_nonrepeated,
-        }
-    return {"value": first.accept_len, **notes}
 
 
 def exactness(run: Run) -> Measured:
@@ -222,7 +209,6 @@ GROUPS = [
         size=Size(THREE_TASKS, REPEATS),
     ),
     Group({"scratch_accept_len": ">= 1.15"}, scratch, long=True, size=Size(FIRST_TURNS, seeds=SEEDS)),
-    Group({"edd_accept_len": ">= 2.0"}, edd, size=Size(FIRST_TURNS)),
     Group({"fp32_mismatches": "== 0"}, exactness, size=Size(THREE_TASKS)),
     Group({"train_ratio": ">= 0.70", "offline_ratio": ">= 2.5"}, training, size=Size(repeats=REPEATS)),
 ]

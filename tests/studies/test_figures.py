@@ -35,7 +35,6 @@ def test_names_and_goals(script):
         "quickstart_speedup_transformers": ">= 1.15",
         "quickstart_accept_len": ">= 1.8",
         "scratch_accept_len": ">= 1.15",
-        "edd_accept_len": ">= 2.0",
         "fp32_mismatches": "== 0",
         "train_ratio": ">= 0.70",
         "offline_ratio": ">= 2.5",

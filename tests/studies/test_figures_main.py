@@ -22,7 +22,7 @@ def script(tmp_path, monkeypatch, tiny_bundle, questions):
     """The script over the tiny bundle and four chats instead of benchmarks, in an empty folder."""
     module = importlib.import_module("studies.figures.main")
     monkeypatch.chdir(tmp_path)
-    for name in ("EDD_DRAFTER", "QUICKSTART_DRAFTER"):
+    for name in ("QUICKSTART_DRAFTER",):
         monkeypatch.setattr(module, name, tiny_bundle)
     monkeypatch.setattr(module, "PROMPTS", dict.fromkeys(("mt_bench", "gsm8k"), str(questions)))
     monkeypatch.setattr(module, "NEW_TOKENS", 6)
@@ -31,15 +31,13 @@ def script(tmp_path, monkeypatch, tiny_bundle, questions):
     return module
 
 
-def test_edd_is_measured_on_first_turns_with_both_beside(script):
-    figure = script.edd(Run("main", quick=True))["edd_accept_len"]
+def test_accept_len_is_that_of_the_stored_runs(script):
+    figure = script.accept_len(Run("main", quick=True), script.QUICKSTART_DRAFTER, Path("here"))
     assert figure["size"] == {"prompts": {"mt_bench": 4}, "repeats": 1} and figure["value"] >= 1
-    assert set(figure["both_turns"]) == {"accept_len", "repetition", "without_repeats"}
-    raw = [json.loads(line) for line in Path("runs/figures/quick/edd/measurements.jsonl").open()][1:]
-    assert sorted(row["turn"] for row in raw) == [0] * 4 + [1] * 4
-    emitted = [len(row["runs"]["chain"]["token_ids"]) - 1 for row in raw if row["turn"] == 0]
-    steps = [row["runs"]["chain"]["stats"]["steps"] for row in raw if row["turn"] == 0]
-    assert figure["value"] == sum(emitted) / sum(steps)
+    raw = [json.loads(line) for line in Path("here/measurements.jsonl").open()][1:]
+    emitted = [len(row["runs"]["chain"]["token_ids"]) - 1 for row in raw]
+    steps = [row["runs"]["chain"]["stats"]["steps"] for row in raw]
+    assert len(raw) == 4 and figure["value"] == sum(emitted) / sum(steps)
 
 
 def test_fp32_compares_every_prompt(script):

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drafttrain.data.prompts import Prompt
+from drafttrain.run.recipe import load_recipe
 from drafttrain.target_lm.stock import load_stock_model
-from studies import generate, spoiled
+from studies import ROOT, generate, spoiled
 from studies.figures import flagship, second_target
 from studies.goals import Run
 from studies.spoiled import SPOILED
@@ -52,6 +53,8 @@ def test_best_accept_len_is_that_of_the_stored_runs(tiny_bundle, questions, tmp_
     folder = Path("runs/figures/quick/best_accept_len") / tiny_bundle.name
     rows = [json.loads(line) for line in open(folder / "measurements.jsonl")][1:]
     assert len(rows) == 4
+    plain = found.pop("edd_accept_len")
+    assert plain["value"] == found["best_accept_len_chain"]["value"] and plain["drafter"] == str(tiny_bundle)
     for figure in found.values():
         runs = [row["runs"][figure["tree"]] for row in rows if row["task"] == "mt_bench"]
         counts = [(len(one["token_ids"]) - 1, one["stats"]["steps"]) for one in runs]
@@ -65,6 +68,22 @@ def test_best_accept_len_is_that_of_the_stored_runs(tiny_bundle, questions, tmp_
         assert row["value"] == figure["value"] and figure["tuning"] == row["tuning"] >= 1
     assert found["best_accept_len_chain"]["tree"] == "chain:length=5"
     assert found["best_accept_len_tree"]["tree"] in flagship.TREES
+
+
+@pytest.mark.parametrize(("lengths", "ok"), [((2.0, 2.01), None), ((2.1, 2.0), False)])
+def test_a_recipe_that_is_trained_again(lengths, ok, tmp_path, monkeypatch):
+    """Too long is as bad as too short: the committed drafter is then not what the recipe makes."""
+    ran, values = [], dict(zip(("trained", "committed"), lengths))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flagship.Workflow, "run", lambda self, last: ran.append((self.output, last)))
+    monkeypatch.setattr(flagship, "load_recipe", lambda path, words: load_recipe(ROOT / path, words))
+    size = {"prompts": {"mt_bench": 80}}
+    monkeypatch.setattr(
+        flagship, "accept_len", lambda run, bundle, folder: {"value": values[folder.name], "size": size}
+    )
+    found = flagship.reproduces(Run("flagship"))["recipe_reproduces"]
+    assert ran == [(Path("runs/figures/full/recipe_reproduces/run"), "train")]
+    assert found["value"] == lengths[0] / lengths[1] and found.get("ok") is ok
 
 
 def test_the_distribution_is_that_of_the_suite_s_own_test():
