@@ -94,6 +94,9 @@ class Bench:
         model: target, as `load_target` takes it.
         responses: its own answers, to train on.
         tasks: files of prompts by name.
+
+    Attributes:
+        new_tokens: drafted for each prompt at most.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Bench:
         tasks: dict[str, str] | None = None,
     ):
         self.out, self.limit, self.max_steps = out, limit, max_steps
-        self.model, self.responses = model, responses
+        self.model, self.responses, self.new_tokens = model, responses, NEW_TOKENS
         self.exclude = [*EXCLUDE, *(tasks or {}).values()]
         self.target = load_for_decoding(model)
         self.prompts = {
@@ -200,7 +203,7 @@ class Bench:
             proposer = TreeProposer(drafter, parse_policy(CHAIN))
             stats, by_prompt = DecodeStats(), [[0, 0] for _ in prompts]
             begun: set[int] = set()  # the first token comes from the prompt's forward
-            for step in decode(self.target, proposer, prompts, NEW_TOKENS, stats=stats, max_rows=ROWS):
+            for step in decode(self.target, proposer, prompts, self.new_tokens, stats=stats, max_rows=ROWS):
                 for i, tokens in enumerate(step.tokens):
                     if tokens and i in begun:
                         by_prompt[i] = [by_prompt[i][0] + len(tokens), by_prompt[i][1] + 1]

@@ -15,8 +15,8 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.training.config import TrainingConfig
 from drafttrain.utils.errors import UserError
+from studies.edd import answer_lengths, equal, on_policy, table1, table3, variants
 from studies.edd import bench as bench_module
-from studies.edd import equal, on_policy, table1, table3, variants
 from studies.figures import drafters
 from studies.goals import Run
 
@@ -177,6 +177,40 @@ def test_a_round_answers_the_hardest_prompts_again(tmp_path, monkeypatch):
     assert len({t.max_steps for t in rounds}) == len({t.lr for t in rounds}) == 1
     answers = str(tmp_path / "round-hardest/answers/responses.jsonl")
     assert sources[-1] == ("round-hardest", [bench.responses, answers])
+
+
+def test_texts_of_each_length_have_as_many_tokens(tiny_bundle, tmp_path, monkeypatch):
+    questions = [{"id": f"q{i}", "conversations": [{"from": "human", "value": f"Say {i}"}]} for i in range(8)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    bench, sources = Trained(lambda d, t: 1.0), {}
+    bench.out, bench.responses, bench.model = tmp_path, str(tmp_path / "text.jsonl"), "the target"
+    bench.target = load_bundle(tiny_bundle).target
+    bench.states = lambda name, text, blocks: sources.update({name: text[0].path}) or {}
+
+    def regenerate(config, model, out, dtype):
+        out.mkdir()
+        assert config.max_new_tokens == 512
+        with open(out / "responses.jsonl", "w") as file:
+            for i, row in enumerate(questions):
+                answer = {"from": "gpt", "value": "x", "token_ids": [5 + i] * (512 if i % 3 else 200)}
+                file.write(json.dumps(row | {"conversations": [*row["conversations"], answer]}) + "\n")
+
+    monkeypatch.setattr(answer_lengths, "regenerate", regenerate)
+    monkeypatch.setattr(answer_lengths, "resolve_target", lambda name: name)
+    found = answer_lengths.answer_lengths(bench)
+    assert bench.new_tokens == 256 and list(sources) == ["answers_128", "answers_256", "answers_512"]
+    lengths = []
+    for path in sources.values():
+        rows = [json.loads(line)["conversations"] for line in Path(path).read_text().splitlines()]
+        lengths.append([len(answer["token_ids"]) for _, answer in rows])
+        assert all(
+            answer["value"] == bench.target.tokenizer.decode(answer["token_ids"]) for _, answer in rows
+        )
+    assert lengths[0] == [128] * 8 and set(lengths[1]) == {200, 256} and max(lengths[2]) == 512
+    texts = list(found["texts"].values())
+    assert [text["tokens"] for text in texts] == [sum(one) for one in lengths]
+    assert all(500 < text["tokens"] <= 1024 + 256 for text in texts)
+    assert len({training.max_steps for _, _, training, _ in bench.asked}) == 1
 
 
 def test_a_round_drafts_its_text_once(tiny_bundle, tiny_target, tmp_path):
