@@ -38,6 +38,8 @@ from studies.policies import table
 from studies.training_speed import TrainingSpeed
 
 RAW = Path("docs/results/raw")
+PAIR_COUNTS = "pipeline/pair_counts.jsonl.gz"
+PAIR_COMMIT = "ef08bc0282949931ddc8b82a7943a4b182896c68"  # of the record of these counts
 NEW_TOKENS = 96  # at most, in table2.jsonl
 BUNDLE = Path("model_cards/smollm2-135m-edd")
 TASKS = {"MT-bench": "mt_bench", "GSM8K": "gsm8k", "HumanEval": "humaneval"}  # names in the speed log
@@ -215,16 +217,20 @@ def unsought(one: Counted) -> tuple[int, int]:
 
 def pair_hits() -> None:
     """Recompute `hits_vs_static`, which once took tokens after a static tree's deepest layer for misses: the
-    least value that the counted trees allow, and the greatest."""
-    with gzip.open(RAW / "pipeline/pair_counts.jsonl.gz", "rt", encoding="utf-8") as file:
-        counted = [Counted(**json.loads(line)) for line in file]
+    least value that the counted trees allow, and the greatest. A record of other counts stays."""
     path = COMMITTED / "pipedec.jsonl"
     rows = read_rows(path)
-    row = rows["hits_vs_static"]
+    row = rows.get("hits_vs_static", {})
+    if row.get("commit") != PAIR_COMMIT:
+        return
+    with gzip.open(RAW / PAIR_COUNTS, "rt", encoding="utf-8") as file:
+        counted = [Counted(**json.loads(line)) for line in file]
     static = [one for one in counted if one.shape == tuple(row["static"])]
+    rate = hit_rate(counted, ("flight", None, row["static"][2], WIDTH, CHILDREN))
+    if not rate or not static or any(one.judged is not None for one in static):
+        return
     hits, tokens = (sum(getattr(one, name) for one in static) for name in ("hits", "tokens"))
     ends = [sum(bounds) for bounds in zip(*map(unsought, static))]
-    rate = hit_rate(counted, ("flight", None, row["static"][2], WIDTH, CHILDREN))
     greatest, least = (rate / (hits / (tokens - end)) for end in ends)
     note = "the least value that the counted trees allow; they do not say which tokens followed a whole tree"
     row |= {"value": least, "bounds": [least, greatest], "ok": reaches(row["goal"], least), "note": note}

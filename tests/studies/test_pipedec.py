@@ -1,10 +1,12 @@
 """The studies of PipeDec on tiny models."""
 
+import gzip
 import json
 import os
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import asdict, replace
 from xml.etree import ElementTree
 
 import pytest
@@ -209,6 +211,39 @@ def test_old_counts_bound_what_was_not_looked_for():
         assert least <= exact <= most
         sizes.add(most - least)
     assert 0 in sizes and max(sizes) < 6
+
+
+def test_old_counts_bound_the_record_that_is_of_them(tmp_path, monkeypatch):
+    """No other one, as one that was measured since."""
+    shape = ("static", None, 2, 3, pipedec_counts.CHILDREN)
+    flight = ("flight", None, 2, pipedec_counts.WIDTH, pipedec_counts.CHILDREN)
+    old = counts.Counted("a", "0", *shape, 7, 4, [[[1, 3], 7]] * 3)
+    trees = counts.Counted("a", "0", *flight, 7, 5, [])
+    monkeypatch.setattr(recompute, "RAW", tmp_path)
+    monkeypatch.setattr(recompute, "COMMITTED", tmp_path)
+    (tmp_path / "pipeline").mkdir()
+
+    def recomputed(commit, *rows):
+        record = {"figure": "hits_vs_static", "value": 5.0, "goal": ">= 1.0", "static": shape}
+        (tmp_path / "pipedec.jsonl").write_text(json.dumps(record | {"commit": commit}) + "\n")
+        with gzip.open(tmp_path / recompute.PAIR_COUNTS, "wt") as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+        recompute.pair_hits()
+        return json.loads((tmp_path / "pipedec.jsonl").read_text())
+
+    found, (least, most) = recomputed(recompute.PAIR_COMMIT, old, trees), recompute.unsought(old)
+    assert found["bounds"] == pytest.approx([5 / 6 * (7 - most) / 4, 5 / 6 * (7 - least) / 4], abs=1e-4)
+    assert found["value"] == found["bounds"][0] < found["bounds"][1] and "least value" in found["note"]
+    for commit, rows in (
+        ("0" * 40, [old, trees]),
+        (recompute.PAIR_COMMIT, [replace(old, judged=6), trees]),
+        (recompute.PAIR_COMMIT, [replace(old, width=4), trees]),
+        (recompute.PAIR_COMMIT, [old]),
+    ):
+        found = recomputed(commit, *rows)
+        assert found["value"] == 5.0 and "bounds" not in found
+    (tmp_path / "pipedec.jsonl").write_text("")
+    recompute.pair_hits()
 
 
 def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path, monkeypatch):
