@@ -29,8 +29,8 @@ from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.drafter import Drafter
 from drafttrain.utils.errors import UserError
 
-# width and depth of the static trees that are tried, of 32 nodes at most
-STATIC = (1, 2), (1, 4), (2, 3), (4, 4), (4, 8), (2, 12), (3, 10), (2, 15)
+# width and depth of the static trees that are tried: 32 verified nodes at most, the root included
+STATIC = (1, 2), (1, 4), (2, 3), (4, 4), (4, 7), (2, 12), (3, 10), (2, 15)
 
 
 @dataclass

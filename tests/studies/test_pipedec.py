@@ -194,6 +194,11 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
         counts.texts(pair, some_tasks, 13, counts.GREEDY, tmp_path / "greedy.json")
 
 
+def test_static_trees_fit_what_accelerators_take_at_once():
+    nodes = [1 + width * depth for _, _, depth, width, _ in counts.statics(pipedec_counts.CHILDREN)]
+    assert max(*nodes, 1 + counts.EAGLE_NODES) <= pipedec_counts.WIDTH
+
+
 def test_old_counts_bound_what_was_not_looked_for():
     """Against trees of which it is known."""
     generator, depth, sizes = torch.Generator().manual_seed(0), 3, set()
