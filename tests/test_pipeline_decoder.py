@@ -1,6 +1,9 @@
 """`PipelineDecoder`: text in, text out, as torchrun's processes call it; here as the only rank."""
 
+import gc
+import shutil
 import socket
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +12,11 @@ from drafttrain import PipelineConfig, PipelineDecoder, SamplingParams, Speculat
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.session import NOT_FINITE
+from drafttrain.kernels.build import variant
 from drafttrain.pipeline.config import LinkConfig, StagesConfig
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Member
+from drafttrain.pipeline_decoder import load_member
 from drafttrain.utils.errors import UserError
 
 PROMPTS = ["Why is the sky blue?", "Count to ten."]
@@ -118,6 +123,22 @@ def test_after_a_mistake_the_next_one_can_be_made(alone, tiny_target_folder, tin
         PipelineDecoder(config(tiny_target_folder, tiny_bundle, "pipedec", children=100_000))
     with PipelineDecoder(config(tiny_target_folder)) as pipeline:
         assert pipeline.generate(PROMPTS[0]).token_ids
+
+
+@pytest.mark.skipif(variant() is None, reason="no native kernels here")
+@pytest.mark.parametrize("is_lm", [False, True])
+@pytest.mark.parametrize("rank", ["alone", "beside"])
+def test_a_packed_drafter_maps_no_file(tiny_target_folder, tiny_bundle, tmp_path, is_lm, rank):
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs Linux")
+    target = shutil.copytree(tiny_target_folder, tmp_path / "target")  # which no other test has mapped
+    drafter = shutil.copytree(tiny_target_folder if is_lm else tiny_bundle, tmp_path / "drafter")
+    settings = config(target, drafter, "pipedec", drafter_rank=rank, children=4)
+    member = load_member(settings, str(target), torch.float, 0, 64)
+    gc.collect()
+    assert member.drafter is not None and (member.stage is None) == (rank == "alone")
+    assert str(tmp_path) not in maps.read_text()
 
 
 def test_a_second_one_in_the_process_says_so(alone, tiny_target_folder):

@@ -232,7 +232,8 @@ def unmap(module: nn.Module, shared: Sequence[torch.Tensor] = ()) -> None:
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         place = tensor.data_ptr(), tensor.shape
         if place not in copies:
-            copies[place] = tensor.clone()
+            own = copies[place] = tensor.clone()
+            copies[own.data_ptr(), own.shape] = own  # a tied parameter is met again, as its copy
         return copies[place]
 
     module._apply(copied)

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import GPT2Config, GPT2LMHeadModel, Mistral3Config, Olmo2Config, Olmo2ForCausalLM
 
 from drafttrain.kernels.build import variant
 from drafttrain.pipeline.config import PipelineConfig
-from drafttrain.pipeline.part import load_part, load_shell, part_bytes, stop_tokens
+from drafttrain.pipeline.part import load_part, load_shell, part_bytes, stop_tokens, unmap
 from drafttrain.pipeline.probe import check_cut, probe, probe_ids, rounds
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.pipeline_decoder import cut
@@ -70,17 +72,44 @@ def test_a_part_holds_its_own_tensors_alone(folders):
     assert sum(sizes) == sum(weight.numel() for weight in stored.values())
 
 
-def test_a_packed_part_maps_no_file(folders, tmp_path):
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # which has biases
+def test_a_packed_part_maps_no_file(folders, tmp_path, family):
     maps = Path("/proc/self/maps")
     if not maps.exists() or variant() is None:
         pytest.skip("needs Linux and a compiler")
-    folder = shutil.copytree(folders["llama"], tmp_path / "target")  # which no other test has mapped
+    folder = shutil.copytree(folders[family], tmp_path / "target")  # which no other test has mapped
     for blocks in (range(2), range(2, 4)):
         part = load_part(str(folder), blocks, torch.float)
         assert str(folder) in maps.read_text()
         part.pack()
         gc.collect()
         assert str(folder) not in maps.read_text()
+
+
+def test_a_tied_matrix_is_copied_once():
+    first, second = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+    stored = first.weight.data
+    second.weight = first.weight  # the same parameter, unlike one that only has the same memory
+    third = nn.Linear(3, 5, bias=False)
+    third.weight = nn.Parameter(stored)
+    model, shared = nn.ModuleList([first, second, third]), nn.Linear(2, 2)
+    with CountedClones() as counted:
+        unmap(model)
+    places = {one.weight.data_ptr() for one in model}
+    assert counted.number == len(places) == 1 and stored.data_ptr() not in places
+    before = [one.data_ptr() for one in shared.parameters()]
+    unmap(shared, list(shared.parameters()))
+    assert [one.data_ptr() for one in shared.parameters()] == before
+
+
+class CountedClones(TorchFunctionMode):
+    """Counts the tensors that are cloned."""
+
+    number = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.number += func is torch.Tensor.clone
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_tied_head_is_the_embeddings(folders, tmp_path):
