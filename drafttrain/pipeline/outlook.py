@@ -98,6 +98,12 @@ def machines(stages: int, target: CostCurve, draft: CostCurve, link: Link, sync:
     return Machines([share] * stages, [link] * (stages - 1), draft, sync)
 
 
+def sent_bytes(target: FrozenTarget) -> int:
+    """Return the bytes of a token's states as ranks with this target's blocks send them: those of native
+    blocks are in fp32."""
+    return (4 if target.native else target.dtype.itemsize) * target.hidden_size
+
+
 def outlook(
     drafter: Drafter,
     texts: Sequence[KnownText],

@@ -38,7 +38,7 @@ def _simulate(config: SimulateConfig) -> None:
     from drafttrain.data.prompts import read_prompts
     from drafttrain.inference.params import SamplingParams
     from drafttrain.kernels.machine import describe_machine
-    from drafttrain.pipeline.outlook import as_rows, as_table, known_texts, machines, outlook
+    from drafttrain.pipeline.outlook import as_rows, as_table, known_texts, machines, outlook, sent_bytes
     from drafttrain.pipeline.simulate import Link
     from drafttrain.utils.writing import write_json
 
@@ -51,10 +51,9 @@ def _simulate(config: SimulateConfig) -> None:
     taps = getattr(drafter.config, "tapped_blocks", [])
     sampling = SamplingParams(**asdict(config.sampling))
     texts = known_texts(target, taps, ids, config.max_new_tokens, sampling)
-    # states of described machines have 16 bits; of those measured here they are sent as blocks compute them
     is_described = config.costs is None and config.target_ms is not None
-    size = 2 if is_described else 4 if target.native else target.dtype.itemsize
-    link = Link(config.link.gbit, config.link.ms / 1e3, size * target.hidden_size)
+    size = 2 * target.hidden_size if is_described else sent_bytes(target)  # described: 16 bits
+    link = Link(config.link.gbit, config.link.ms / 1e3, size)
     rows = []
     for stages in config.stages:
         described = machines(stages, *costs, link, sync)

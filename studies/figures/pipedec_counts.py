@@ -12,8 +12,9 @@ from drafttrain.calibration.timing import VERIFIED, fitting_context, measure_cos
 from drafttrain.data.prompts import Prompt, read_prompts
 from drafttrain.inference.params import SamplingParams
 from drafttrain.kernels.machine import describe_machine
-from drafttrain.pipeline.outlook import machines
+from drafttrain.pipeline.outlook import machines, sent_bytes
 from drafttrain.pipeline.simulate import Link, Machines
+from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import CostCurve
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
@@ -88,11 +89,12 @@ def measure_curves(pair: Pair, folder: Path) -> None:
     write_json(folder / CURVES, found | {"context": context, "machine": machine})
 
 
-def machines_here(stages: int, hidden: int, folder: Path) -> Machines:
-    """Describe stages that share this machine's time of a forward equally, with this drafter's own time."""
+def machines_here(stages: int, target: FrozenTarget, folder: Path) -> Machines:
+    """Describe stages that share this machine's time of a forward equally, with this drafter's own time; they
+    send states as the target's blocks compute them."""
     found = read_json(folder / CURVES)
-    target, draft = (CostCurve(*map(tuple, found[name])) for name in ("target", "draft"))
-    return machines(stages, target, draft, Link(GBIT, LATENCY, 2 * hidden), SYNC)
+    curves = (CostCurve(*map(tuple, found[name])) for name in ("target", "draft"))
+    return machines(stages, *curves, Link(GBIT, LATENCY, sent_bytes(target)), SYNC)
 
 
 def grown(
@@ -121,7 +123,7 @@ def simulated(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Meas
     statics = [*counts.statics(CHILDREN), chosen_eagle(pair, folder, new_tokens)]
     rows, hidden = grown(pair, prompts, folder, new_tokens, [flight, *statics]), pair.target.hidden_size
     found = speed(rows, accelerators(14, hidden), flight, statics)
-    here = speed(rows, machines_here(14, hidden, folder), flight, statics)
+    here = speed(rows, machines_here(14, pair.target, folder), flight, statics)
     notes = {
         "hit_rate": counts.hit_rate(rows, flight),
         "static": found["static"],

@@ -1,11 +1,15 @@
 """`drafttrain pipeline --simulate` on tiny targets: a table, its file, and mistakes in one line."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from drafttrain.kernels.build import variant
+from drafttrain.pipeline import outlook
 from drafttrain.pipeline.outlook import Row, as_table
 from drafttrain.run.cli import main
+from drafttrain.target_lm.loading import load_target
 
 RECIPE = "recipes/tiny/pipeline/simulate.yaml"
 
@@ -31,6 +35,26 @@ def test_a_table_by_stages(words, more, tmp_path, capsys):
     if not more:  # 400 ms for any number of tokens, 2 links, 11 tokens
         assert one["pp"] == pytest.approx(0.4) and three["pp"] == pytest.approx(0.4, rel=1e-2)
         assert three["pipedec"] < three["pp"] + 0.01
+
+
+@pytest.mark.parametrize(("dtype", "stock"), [("float32", 4), ("bfloat16", 2)])
+def test_states_are_sent_as_they_are_computed(words, tmp_path, monkeypatch, dtype, stock):
+    """On described machines they have 16 bits."""
+    made, sizes, asked = outlook.machines, [], ["--dtype", dtype, "--stages", "[2]"]
+
+    def machines(stages, target, draft, link, sync):
+        sizes.append(link.bytes)
+        return made(stages, target, draft, link, sync)
+
+    monkeypatch.setattr(outlook, "machines", machines)
+    for more in ([], ["--target_ms", "null"]):
+        assert main(["pipeline", "--simulate", *words, *asked, *more]) == 0
+    hidden = json.loads((Path(words[2]) / "config.json").read_text())["hidden_size"]
+    assert sizes == [2 * hidden, (stock if variant() is None else 4) * hidden]
+    target = load_target(words[2], dtype=dtype, device="cpu")
+    assert outlook.sent_bytes(target) == stock * hidden
+    target.pack()
+    assert outlook.sent_bytes(target) == sizes[1]
 
 
 @pytest.mark.parametrize(

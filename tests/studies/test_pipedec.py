@@ -152,6 +152,8 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     pair = load_pair("A", str(tiny_target_folder), str(tiny_target_folder), "float32")  # always right
     monkeypatch.setattr(pipedec_counts, "ROUNDS", 1)
     pipedec_counts.measure_curves(pair, tmp_path)
+    [*_, link] = pipedec_counts.machines_here(14, pair.target, tmp_path).links
+    assert link.bytes == 4 * pair.target.hidden_size  # it is in fp32
 
     def measured():
         greedy = pipedec_counts.simulated(pair, some_tasks, tmp_path, 12)
