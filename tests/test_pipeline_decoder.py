@@ -86,9 +86,8 @@ def test_a_busy_port_and_an_absent_rank(alone, tiny_target_folder, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        with pytest.raises(
-            UserError, match=r"MASTER_PORT: must be a free port, got \d+, which is in use; name another"
-        ):
+        busy = r"MASTER_PORT: must be a free port, got \d+, which is in use; name another, or start again"
+        with pytest.raises(UserError, match=busy):
             PipelineDecoder(config(tiny_target_folder, timeout_s=2.0))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -184,7 +184,8 @@ class Ranks:
                     raise
                 port = os.environ.get("MASTER_PORT")
                 raise UserError(
-                    f"MASTER_PORT: must be a free port, got {port}, which is in use; name another"
+                    f"MASTER_PORT: must be a free port, got {port}, which is in use; name another, or start "
+                    "again"
                 ) from error
         self._channels = {0: Channel(rank, world_size, 0, link)}
 
