@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from drafttrain.bundle import find_bundle, is_plain_lm
 from drafttrain.data.prompts import read_prompts
 from drafttrain.drafters.auto import load_drafter
 from drafttrain.drafters.causal_lm import as_drafter
-from drafttrain.drafters.config import read_config
+from drafttrain.drafters.config import FILES, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.session import NOT_FINITE
@@ -57,6 +58,7 @@ from drafttrain.utils.memory import trim_heap
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.threads import usable_cores
 
+SAFETENSORS = "*.safetensors"
 DRAFT_SLOTS = 64  # of a cache, for trees in flight
 ROOM = 2048  # tokens for which caches get room where prompts are not known yet
 LOADING = 3600.0  # seconds in which the others may load their weights
@@ -171,15 +173,10 @@ class PipelineDecoder:
         Raises:
             UserError: something differs.
         """
-        config, places = self.config, {"target": self.place}
-        if config.drafts:
-            locate = resolve_target if is_plain_lm(config.drafter) else find_bundle
-            places["drafter"] = str(locate(config.drafter))
-        self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
-        for what, place in places.items():
-            if os.path.isdir(place):
-                self.ranks.agree(f"config of the {what}", fingerprint(read_json(f"{place}/config.json")))
-                self.ranks.agree(f"weights of the {what}", sample_hash(place))
+        self.ranks.agree("recipe and versions", fingerprint([asdict(self.config), versions()]))
+        for what, (folder, weights) in folders_of(self.config, self.place).items():
+            self.ranks.agree(f"config of the {what}", fingerprint(read_json(folder / "config.json")))
+            self.ranks.agree(f"weights of the {what}", sample_hash(folder, weights))
         given = [asdict(request) for _, request in self.prompts]
         self.ranks.agree("prompts and stop tokens", fingerprint([self.stop, given]))
 
@@ -439,6 +436,17 @@ def layout_of(config: PipelineConfig) -> Layout:
     ranks = list(range(alone, config.stages.ranks + alone))
     sizes = config.stages.groups or [1] * len(ranks)
     return Layout(tuple(tuple(ranks[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes))))
+
+
+def folders_of(config: PipelineConfig, place: str) -> dict[str, tuple[Path, str]]:
+    """Return the folders of the target, which is at `place`, and of the drafter, each with the pattern of its
+    files of weights."""
+    found = {"target": (Path(place), SAFETENSORS)}
+    if config.drafts and is_plain_lm(config.drafter):
+        found["drafter"] = Path(resolve_target(config.drafter)), SAFETENSORS
+    elif config.drafts:
+        found["drafter"] = find_bundle(config.drafter), FILES[1]  # beside which a classifier may be
+    return found
 
 
 def _head_in_blocks(config: PreTrainedConfig) -> float:

@@ -239,11 +239,11 @@ def unmap(module: nn.Module, shared: Sequence[torch.Tensor] = ()) -> None:
     module._apply(copied)
 
 
-def sample_hash(place: str) -> str:
-    """Return a fingerprint of a model's weights: the sizes of its files with some of their bytes, so that
-    ranks can compare large models at once."""
+def sample_hash(folder: Path, weights: str) -> str:
+    """Return a fingerprint of a model's weights: the sizes of its files, which the pattern `weights` finds,
+    with some of their bytes, so that ranks can compare large models at once."""
     digest = hashlib.sha256()
-    for path in sorted(Path(place).glob("*.safetensors")):
+    for path in sorted(folder.glob(weights)):
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
         with open(path, "rb") as file:

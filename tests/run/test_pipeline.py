@@ -258,6 +258,7 @@ def test_ranks_with_other_files_end(words, tiny_target_folder, tiny_bundle, tmp_
     for host in "ab":
         shutil.copytree(tiny_target_folder, tmp_path / host / "target")
         shutil.copytree(tiny_bundle, tmp_path / host / "drafter")
+        (tmp_path / host / "drafter/classifier.safetensors").write_text(host)  # not compared
     what, _, where = other.partition(" of the ")
     if what == "weights":
         weights = load_file(tmp_path / f"b/{where}/model.safetensors")
