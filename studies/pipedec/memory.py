@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 
 from drafttrain.pipeline.config import PipelineConfig
@@ -47,14 +47,14 @@ def by_rank(words: Sequence[str], world_size: int) -> list[dict[str, int]]:
     return rows
 
 
-def resident() -> tuple[int, int]:
+def resident(weights: Set[str]) -> tuple[int, int]:
     """Return the bytes of this process's pages in memory that no file holds, and of those that files of
-    weights do."""
+    weights do, which are known by their real paths: those of the Hub are links to files of other names."""
     own, mapped, in_weights = 0, 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, *values = line.split()
+        name, *values = line.split(maxsplit=5)
         if not name.endswith(":"):  # a mapping begins: its addresses, rights, …, file
-            in_weights = line.endswith(".safetensors")
+            in_weights = values[-1] in weights
         elif name == "Anonymous:":
             own += int(values[0])
         elif name == "Rss:" and in_weights:
@@ -71,7 +71,7 @@ def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
 
     from drafttrain.kernels.team import native_team
     from drafttrain.pipeline.part import part_bytes
-    from drafttrain.pipeline_decoder import cut, load_member
+    from drafttrain.pipeline_decoder import cut, folders_of, load_member
     from drafttrain.target_lm.loading import choose_dtype, resolve_target
     from studies.weights import weights_by_address
 
@@ -80,7 +80,9 @@ def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
     dtype = choose_dtype(place, config.dtype, "cpu", "decoding")
     torch.zeros(8, 8) @ torch.zeros(8, 8)
     gc.collect()
-    before = resident()
+    places = folders_of(config, place).values()
+    weights = {str(path.resolve()) for folder, pattern in places for path in folder.glob(pattern)}
+    before = resident(weights)
     with native_team(1):
         me = load_member(config, place, dtype, rank, ROOM)
         target = AutoConfig.from_pretrained(place).get_text_config()
@@ -101,7 +103,7 @@ def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
                 }
             share += sum(own.values())
     gc.collect()
-    own, mapped = (after - earlier for after, earlier in zip(resident(), before))
+    own, mapped = (after - earlier for after, earlier in zip(resident(weights), before))
     return {"bytes": own + mapped, "mapped": mapped, "share": share}
 
 

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import asdict, replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from drafttrain.data.prompts import Prompt
 from drafttrain.drafters.auto import load_drafter
@@ -342,6 +345,20 @@ def test_memory_of_a_rank_is_about_its_share(recipe):
     )
     row = json.loads(done.stdout.strip().splitlines()[-1])
     assert row["share"] > 0 and row["bytes"] > 0
+
+
+def test_pages_of_weights_are_known_by_the_file_that_a_link_leads_to(tmp_path):
+    if not Path("/proc/self/smaps").exists():
+        pytest.skip("needs Linux")
+    blob, link = tmp_path / "a blob", tmp_path / "model.safetensors"
+    save_file({"x": torch.ones(1 << 18)}, blob)
+    link.symlink_to(blob)
+    before = memory.resident({str(link.resolve())})[1]
+    with safe_open(link, framework="pt") as file:
+        weights = file.get_tensor("x")
+    assert weights.sum() == 1 << 18  # which reads all pages
+    assert memory.resident({str(link.resolve())})[1] - before >= 4 << 18
+    assert memory.resident({str(link)})[1] == 0 == before
 
 
 def test_a_cut_has_a_mode_and_numbers():
