@@ -14,12 +14,13 @@ import torch
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline import distributed
 from drafttrain.pipeline.check import problems
-from drafttrain.pipeline.distributed import Channel
+from drafttrain.pipeline.distributed import Channel, LostRank, lost_ranks
 from drafttrain.pipeline.member import Layout, Member, Request, Task
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Receive, Send, run_locally
 from drafttrain.trees.chain import ChainPolicy
+from drafttrain.utils.errors import UserError
 from tests.pipeline.ranks import BLOCKS, MODES, new_drafters
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 2}
@@ -79,6 +80,40 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         last = max(task.seq for task in tasks if task[:3] == ("C", "dec", 2))
         early = [[t._replace(start=0.0) if t[1:4] == ("dec", 2, last) else t for t in log] for log in logs]
         assert last > 1 and problems(early, groups, follows, over_network=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 2000 ms", "rank 1, 3 has not come"),
+        ("Rank 2 successfully reached monitoredBarrier, but Send/Recv from rank 0 timed out", "rank 0 has"),
+        (
+            "[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1",
+            "the connection was closed",
+        ),
+        ("Read error: Connection reset by peer", "the connection was closed"),
+        ("Timed out waiting 2000ms for recv operation to complete", "timed out"),
+        ("wait timeout after 2000ms, keys: /default_pg/0", "timed out"),
+        ("connect error: Connection refused", "the connection was refused"),
+        ("something else\nand more", "something else"),
+    ],
+)
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
+def test_lost_connections_say_why_in_a_line(said, reason, kind):
+    with pytest.raises(LostRank) as raised:
+        with lost_ranks(2, "hear from rank 1"):
+            raise kind(said)
+    line = str(raised.value)
+    assert line.startswith(f"rank 2: lost a connection while it waited to hear from rank 1 ({reason}")
+    assert line.endswith("); see what the other ranks say, and start again") and "\n" not in line
+
+
+def test_mistakes_are_not_lost_connections():
+    for mistake in (UserError("children: must be >= 1"), KeyError("x")):
+        with pytest.raises(type(mistake)) as raised:
+            with lost_ranks(2, "hear from rank 1"):
+                raise mistake
+        assert raised.value is mistake
 
 
 def test_messages_are_held_back_for_a_declared_link(monkeypatch):

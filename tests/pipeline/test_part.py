@@ -180,6 +180,19 @@ def test_the_probe_is_exact_in_bf16(folders, members, rounding):
     assert pipeline[-1].stage.cache.dtype == torch.bfloat16  # of what is decoded next
 
 
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+def test_states_have_the_dtype_that_a_part_names(folders, dtype):
+    part, order = load_part(str(folders["llama"]), range(2), dtype), torch.arange(5)
+
+    def states():
+        below = torch.ones(5, 5, dtype=torch.bool).tril()
+        return part.run(part.new_cache(8), torch.randint(3, 512, (1, 5)), order, below)[0]
+
+    assert states().dtype == part.state_dtype == dtype
+    part.pack()
+    assert states().dtype == part.state_dtype == (dtype if part.native is None else torch.float)
+
+
 def copied(folder, place):
     shutil.copytree(folder, place)
     return place
