@@ -79,6 +79,11 @@ class Dialogue:
             turns += [Message("user", question), answer]
         return turns
 
+    @property
+    def asked(self) -> list[str]:
+        """Return the turns that the target does not write."""
+        return [message.content for message in self.system] + self.questions
+
     def prompt(self) -> list[Message]:
         """Return the prompt of the next answer."""
         return [*self.said(), Message("user", self.questions[len(self.answers)])]
@@ -99,8 +104,8 @@ class Dialogue:
     def matches(self, row: dict[str, Any]) -> bool:
         """Return whether a row written earlier answers the same questions at this temperature."""
         asked, turns = questions(row), row.get("conversations", [])
-        wanted = [message.content for message in self.system] + self.questions
-        return row.get("temperature") == self.temperature and asked == wanted[: len(asked)] and len(turns) > 1
+        is_same = row.get("temperature") == self.temperature and asked == self.asked[: len(asked)]
+        return is_same and len(turns) > 1
 
 
 def questions(row: dict[str, Any]) -> list[str]:

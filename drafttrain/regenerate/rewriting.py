@@ -73,17 +73,18 @@ def plan(
     def conversations() -> Iterator[Conversation]:
         for source, report in zip(config.sources, reports):
             rows = read_conversations(source.path, source.format, report)
-            for conversation in islice(rows, source.max_conversations):
-                if prompts is not None and any(map(prompts.overlap, conversation.asked)):
-                    skipped[OVERLAP] += 1
-                    continue
-                if measured is not None:
-                    measured.look(conversation.asked)
-                yield conversation
+            yield from islice(rows, source.max_conversations)
 
     names = ("max_turns", "greedy_fraction", "temperature", "seed", "deduplicate")
     options = {name: getattr(config, name) for name in names}
-    dialogues = {found.id: found for found in plan_dialogues(conversations(), skipped, **options)}
+    dialogues = {}
+    for found in plan_dialogues(conversations(), skipped, **options):
+        if prompts is not None and len(prompts) and any(map(prompts.overlap, found.asked)):
+            skipped[OVERLAP] += 1
+            continue
+        if measured is not None:
+            measured.look(found.asked)
+        dialogues[found.id] = found
     if measured is not None:
         measured.check("regenerate.sources")
     for report in reports:

@@ -145,6 +145,23 @@ def test_evaluation_prompts_are_not_answered(target, source, tmp_path):
     ).written
 
 
+def test_prompts_that_are_not_asked_leave_nothing_out(target, tmp_path):
+    """A later turn than max_turns; and ids that occur again keep their numbers."""
+    long = "How many eggs are left in the basket by the door now?"
+    held = str(write_jsonl(tmp_path / "held.jsonl", [{"id": "1", "turns": [long]}]))
+    quiet = {"console": Console(quiet=True)}
+    twice = write_jsonl(
+        tmp_path / "twice.jsonl", [row | {"id": "x"} for row in chats([[long], ["And then?"]])]
+    )
+    for options in (quiet, quiet | {"exclude": [held]}):
+        answer_conversations(config_for(twice), tmp_path / "out", target, target.tokenizer, **options)
+    assert [row["id"] for row in read_jsonl(tmp_path / "out" / "responses.jsonl")] == ["x#2"]
+    config = config_for(write_jsonl(tmp_path / "later.jsonl", chats([["And then?", long]])), max_turns=1)
+    options = quiet | {"measured": [PromptSet("held", held)]}
+    report = answer_conversations(config, tmp_path / "later", target, target.tokenizer, **options)
+    assert report.written == 1 and not report.skipped
+
+
 def test_greedy_answers_equal_one_by_one(any_target, source, tmp_path):
     report = run(config_for(source), tmp_path / "out", any_target)
     rows = read_jsonl(tmp_path / "out" / "responses.jsonl")
