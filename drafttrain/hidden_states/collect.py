@@ -22,6 +22,7 @@ from datasets import Dataset, DatasetDict
 from rich.console import Console
 
 from drafttrain.data.corpus import load_corpus
+from drafttrain.hidden_states.fingerprints import corpus_fingerprint, mask_fingerprint
 from drafttrain.hidden_states.recording import RecordedStates, recording_of, require_recording, states_folder
 from drafttrain.hidden_states.store import (
     MANIFEST,
@@ -29,8 +30,6 @@ from drafttrain.hidden_states.store import (
     Link,
     Manifest,
     Shard,
-    corpus_fingerprint,
-    mask_fingerprint,
     open_shard,
     plan_shards,
     read_manifest,
@@ -118,7 +117,8 @@ def collect_states(
     made_of = recording_of(target, target.tapped_blocks, stored)
     longest = max((n for one in lengths.values() for n in one), default=0)
     kept = [states_folder(Path(answers)) for answers in config.kept_in]
-    for folder in kept:
+    begun_before = all((out / name / MANIFEST).exists() for name in splits)  # states may be gone since
+    for folder in kept if not begun_before else ():
         require_recording(folder, made_of)
     found = RecordedStates.open([*recorded, *kept], made_of, longest)
     parts = [
@@ -128,7 +128,7 @@ def collect_states(
     if _rank() == 0:
         for part in parts:
             part.refuse_foreign()
-        _check_disk(config, parts, out, console, found.linkable_bytes(out))
+        _check_disk(config, parts, out, console)
     computed = sum(part.run() for part in parts)
     seconds = time.monotonic() - begun
     return CollectReport(
@@ -232,11 +232,11 @@ class _Collection:
         return computed
 
     def bytes(self, done: bool = False) -> int:
-        """Bytes of the whole store, or of the shards that are there."""
+        """Bytes of the whole store, or of the shards that are there, without the recorded files."""
         shards = [k for k in range(self.manifest.n_shards) if not done or self._shard(k)]
         documents = sum(self.manifest.bounds[k + 1] - self.manifest.bounds[k] for k in shards)
         info = self.manifest.target
-        tokens = sum(map(self._tokens, shards))
+        tokens = sum(map(self._own_tokens, shards))
         sizes = info.hidden_size, len(info.tapped_blocks), self.manifest.stored
         return stored_bytes(tokens, documents, len(shards), *sizes)
 
@@ -257,6 +257,16 @@ class _Collection:
 
     def _tokens(self, index: int) -> int:
         return sum(self.lengths[self.manifest.bounds[index] : self.manifest.bounds[index + 1]])
+
+    def _own_tokens(self, index: int) -> int:
+        """Tokens whose states a shard holds itself, if it is there, or is going to."""
+        if not self.recorded.places:
+            return self._tokens(index)
+        if (shard := self._shard(index)) is not None:
+            return shard.tensors["final"][1][0]
+        rows = self.split[self.manifest.bounds[index] : self.manifest.bounds[index + 1]]
+        found = zip(rows["input_ids"], map(self.recorded.find, rows["input_ids"], rows["loss_mask"]))
+        return sum(len(tokens) for tokens, one in found if one is None or not one.is_on_disk_of(self.folder))
 
     def _collect_shard(self, index: int, skipped: list[str], advance: Callable[[int], None]) -> list[str]:
         """Computes and writes a shard; returns the ids of its documents without finite states."""
@@ -313,8 +323,8 @@ class _Collection:
         if _rank() == 0:
             if (self.folder / MANIFEST).exists() and not self.manifest.masks:  # its shards' may be recorded
                 self.manifest.masks = read_manifest(self.folder).masks
-            for leftover in self.folder.glob(f".{MANIFEST}.*.tmp"):
-                leftover.unlink()
+            for leftover in (*self.folder.glob(f".{MANIFEST}.*.tmp"), *self.folder.glob(".recorded-*.tmp")):
+                leftover.unlink(missing_ok=True)
             self.manifest.write(self.folder)
             return
         _wait(
@@ -339,6 +349,9 @@ class _Collection:
         self._refuse_skipped(self.manifest.skipped)
         self.manifest.complete = True
         if _rank() == 0:
+            linked = {path for shard in shards.values() for path in shard.files}
+            for path in set(self.folder.glob("recorded-*")) - linked:  # of shards that were made again
+                path.unlink()
             self.manifest.write(self.folder)
         _wait(lambda: int(not read_manifest(self.folder).complete), stopped)
 
@@ -370,10 +383,8 @@ def _checked_lengths(target: FrozenTarget, split: Dataset, name: str) -> list[in
     return lengths
 
 
-def _check_disk(
-    config: CollectConfig, parts: Sequence[_Collection], out: Path, console: Console, linkable: int
-) -> None:
-    """Print how much the states take, and refuse what is too much; `linkable` bytes need no new room."""
+def _check_disk(config: CollectConfig, parts: Sequence[_Collection], out: Path, console: Console) -> None:
+    """Print how much will be written, and refuse what is too much."""
     total, stored = sum(part.bytes() for part in parts), sum(part.bytes(done=True) for part in parts)
     manifests = [part.manifest for part in parts]
     console.print(
@@ -387,7 +398,7 @@ def _check_disk(
             f"{out}: hidden states would take {_size(total)}, above hidden_states.max_disk_gb = "
             f"{config.max_disk_gb:g}; raise it, take fewer documents, or set hidden_states.mode to online"
         )
-    require_free_disk(out, max(0, total - stored - linkable), "storing hidden states")
+    require_free_disk(out, total - stored, "storing hidden states")
 
 
 def _size(n_bytes: int) -> str:

@@ -208,6 +208,11 @@ class Recorded:
         )  # [t, K*H], [t, H]
         return Document(torch.tensor(tokens), tapped, final)
 
+    def is_on_disk_of(self, folder: Path) -> bool:
+        """Return whether a folder, which may not be there yet, is on the disk of the recorded file."""
+        there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+        return there.stat().st_dev == self.shard.path.stat().st_dev
+
     def link(self, tokens: Sequence[int], folder: Path) -> Link | None:
         """Give the recorded file a name in a store's folder, too; None where the file system cannot."""
         linked, temporary = folder / self.name, folder / f".{self.name}.{os.getpid()}.tmp"
@@ -234,26 +239,21 @@ class RecordedStates:
 
     @classmethod
     def open(cls, folders: Iterable[Path], manifest: Manifest, longest: int) -> "RecordedStates":
-        """Index the shards of folders; one that is absent or of another target, blocks or dtypes has none.
+        """Index the shards of folders that are sound; a folder that is absent or of another target, blocks or
+        dtypes has none.
 
         Args:
             longest: tokens in a document of the corpus, which has cut what was longer.
         """
         places = {}
-        for shard in (shard for folder in folders for shard in _shards(folder, manifest)):
+        found = (shard for folder in folders for shard in _shards(folder, manifest))
+        for shard in filter(lambda shard: shard.is_sound, found):
             tokens = shard.read("tokens", 0, int(shard.offsets[-1])).numpy()  # [T]
             name = f"recorded-{_hash(tokens).hex()}.safetensors"
             for first, last in zip(shard.offsets.tolist(), shard.offsets[1:].tolist()):
                 last = min(last, first + longest)
                 places[_hash(tokens[first:last])] = Recorded(shard, name, first, last - first)
         return cls(places)
-
-    def linkable_bytes(self, out: Path) -> int:
-        """Return the size of the recorded files that a folder on the disk of `out` can have for nothing."""
-        disk = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
-        paths = {place.shard.path for place in self.places.values()}
-        found = [path.stat() for path in paths]
-        return sum(one.st_size for one in found if one.st_dev == disk.stat().st_dev)
 
     def find(self, tokens: Sequence[int], trained: Sequence[int]) -> Recorded | None:
         """Return where the states of a document are, if all are recorded that anything trained reads.

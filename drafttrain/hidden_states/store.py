@@ -24,48 +24,29 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy
-import pyarrow
 import torch
 from datasets import Dataset
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.nn.functional import pad
 
+from drafttrain.hidden_states.fingerprints import corpus_fingerprint, mask_fingerprint
 from drafttrain.target_lm.info import TargetInfo
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 1
+LINKED = " with links"  # of shards that earlier versions cannot read, and take for those of another store
+PART = 4096  # rows that are read at a time to compare a file with its digest
 MANIFEST = "manifest.json"
 _TYPES = {"I64": torch.int64, "I32": torch.int32, "BF16": torch.bfloat16, "F32": torch.float32}  # of headers
-
-
-def corpus_fingerprint(split: Dataset) -> str:
-    """Hash of all token ids of a split and of where its documents end."""
-    digest = hashlib.sha256()
-    for batch in split.select_columns("input_ids").with_format("arrow").iter(batch_size=1000):
-        column = batch["input_ids"].combine_chunks()
-        lengths = column.value_lengths().cast(pyarrow.int64())  # [rows]
-        digest.update(numpy.ascontiguousarray(lengths.to_numpy(zero_copy_only=False)))
-        ids = column.flatten().cast(pyarrow.int32())  # [tokens]
-        digest.update(numpy.ascontiguousarray(ids.to_numpy(zero_copy_only=False)))
-    return digest.hexdigest()[:16]
-
-
-def mask_fingerprint(split: Dataset) -> str:
-    """Hash of the loss masks of a split."""
-    digest = hashlib.sha256()
-    for batch in split.select_columns("loss_mask").with_format("arrow").iter(batch_size=1000):
-        masks = batch["loss_mask"].combine_chunks().flatten().cast(pyarrow.int8())  # [tokens]
-        digest.update(numpy.ascontiguousarray(masks.to_numpy(zero_copy_only=False)))
-    return digest.hexdigest()[:16]
 
 
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[int]:
@@ -240,12 +221,30 @@ class Shard(StatesFile):
         places: int64 [documents, 3], where each document's states are: number of the file, first row, number
             of rows. None: all are in this one.
         files: this one and the recorded ones.
+        sha256: of its tensors; None in shards of earlier versions.
     """
 
     offsets: torch.Tensor
     skipped: list[str]
     places: torch.Tensor | None
     files: list[Path]
+    sha256: str | None
+
+    @property
+    def is_sound(self) -> bool:
+        """Return whether the file holds what was written, which is read in full; True where nobody noted it.
+
+        Raises:
+            UserError: the file is gone or was cut short.
+        """
+
+        def parts(name: str) -> Iterator[torch.Tensor]:
+            rows = self.tensors[name][1][0]
+            for first in range(0, rows, PART):
+                yield self.read(name, first, min(first + PART, rows))
+
+        names = sorted(self.tensors)
+        return self.sha256 in (None, _digest(part for name in names for part in parts(name)))
 
     def place(self, document: int) -> tuple[Path, int, int]:
         """Return the file of a document's states, the first row and the one after its last."""
@@ -293,10 +292,12 @@ def write_shard(
         "final": torch.cat([none, *(document.final.to(dtype) for document in own)]),  # [T, H]
         "offsets": lengths.cumsum(0),  # [documents + 1]
     }
-    note = {"store": manifest.key, "shard": index, "skipped": list(skipped)}
+    note: dict[str, Any] = {"store": manifest.key, "shard": index, "skipped": list(skipped)}
     if files := sorted({document.file for document in documents if isinstance(document, Link)}):
         tensors["places"] = _places(documents, files)  # [documents, 3]
         note["files"] = [[name, (folder / name).stat().st_size] for name in files]
+        note["store"] += LINKED
+    note["sha256"] = _digest(tensors[name] for name in sorted(tensors))
     temporary, path = temporary_folder(folder, index), shard_path(folder, index)
     whole = temporary / path.name
     try:
@@ -316,6 +317,15 @@ def write_shard(
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _digest(tensors: Iterable[torch.Tensor]) -> str:
+    """Return the hash of the bytes of tensors, one after the other."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        if len(tensor):
+            digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
 
 
 def _places(documents: Sequence[Document | Link], files: Sequence[str]) -> torch.Tensor:
@@ -338,9 +348,9 @@ def open_shard(folder: Path, index: int, manifest: Manifest) -> Shard | None:
         return None
     file, note = found
     try:
-        if (note["store"], note["shard"]) != (manifest.key, index):
-            return None
         recorded = note.get("files", [])
+        if (note["store"], note["shard"]) != (manifest.key + LINKED * bool(recorded), index):
+            return None
         if any((folder / name).stat().st_size != size for name, size in recorded):
             return None
         offsets, places = (
@@ -350,7 +360,7 @@ def open_shard(folder: Path, index: int, manifest: Manifest) -> Shard | None:
     except (OSError, UserError, KeyError, TypeError, ValueError):
         return None
     files = [path, *(folder / name for name, _ in recorded)]
-    return Shard(path, file.tensors, offsets, note["skipped"], places, files)
+    return Shard(path, file.tensors, offsets, note["skipped"], places, files, note.get("sha256"))
 
 
 def _open(path: Path) -> tuple[StatesFile, dict[str, Any]] | None:

@@ -321,6 +321,8 @@ def _check_values(recipe: Recipe) -> None:
         section.check()
     if recipe.ngrams:
         check_ranges(recipe.ngrams, "ngrams")
+        for source in recipe.ngrams.sources:
+            check_ranges(source, "ngrams.sources")
         if recipe.export.ngrams is not None:
             raise UserError(
                 f"export.ngrams: must be left out where the run counts its own, got {recipe.export.ngrams}; "

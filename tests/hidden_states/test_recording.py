@@ -128,7 +128,7 @@ def test_recorded_states_are_linked_and_not_stored_twice(target, config, tmp_pat
     assert again.tokens_per_second == 0 and len(found) == len(states)
     for document, (tapped, final) in zip(found, states):
         assert torch.equal(document.tapped, tapped) and torch.equal(document.final, final)
-    # one that is damaged is missed, and its documents are computed
+    # one that is cut short is missed, and its documents are computed
     victim = tmp_path / "linked/train" / min(names)
     victim.write_bytes(victim.read_bytes()[:-1])
     with pytest.raises(UserError, match="shard-.*: missing or damaged; run the same collection again"):
@@ -137,6 +137,45 @@ def test_recorded_states_are_linked_and_not_stored_twice(target, config, tmp_pat
     assert repaired.tokens_per_second > 0
     last = max(t for t, trained in enumerate(splits["train"][0]["loss_mask"]) if trained)
     torch.testing.assert_close(found[0].final[:last], states[0][1][:last], atol=1e-4, rtol=1e-4)
+
+
+def test_a_recording_with_another_byte_is_not_read(target, config, tmp_path):
+    """Of the same size: in a store it would be linked again, as often as somebody repaired that."""
+    folder = answer(config, target, tmp_path / "out")
+    splits = corpus_of(target, tmp_path / "out", tmp_path / "corpus")
+    whole = collected(target, splits, tmp_path / "whole", folder)[0]
+    victim = sorted(folder.glob("shard-*"))[0]
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.write_bytes(content)  # into the file that the store has as well
+    again, found = collected(target, splits, tmp_path / "again", folder)
+    assert 0 < again.reused < whole.reused and again.bytes > whole.bytes
+    for i, row in enumerate(splits["train"]):
+        last = max(t for t, trained in enumerate(row["loss_mask"]) if trained)
+        computed = collected_alone(target, row)
+        torch.testing.assert_close(found[i].final[:last], computed[:last], atol=1e-4, rtol=1e-4)
+
+
+def collected_alone(target: FrozenTarget, row: dict) -> torch.Tensor:
+    target.tap(BLOCKS)
+    ids = torch.tensor([row["input_ids"]])
+    return target.encode(ids, torch.zeros_like(ids)).final[0]
+
+
+def test_files_that_no_shard_reads_any_more_go(target, config, tmp_path):
+    folder = answer(config, target, tmp_path / "out")
+    splits = corpus_of(target, tmp_path / "out", tmp_path / "corpus")
+    report, store = collected(target, splits, tmp_path / "store", folder)
+    own = sum(shard.stat().st_size for shard in (tmp_path / "store").glob("*/shard-*"))
+    assert report.bytes < own < report.bytes * 2 + 20_000  # headers; the recorded files are not counted
+    for path in (tmp_path / "store/train").glob("shard-*"):
+        path.unlink()
+    (tmp_path / "store/train/.recorded-x.tmp").touch()
+    shutil.rmtree(folder)
+    settings = replace(COLLECT, kept_in=[str(tmp_path / "out")])  # gone, as it may once states are collected
+    target.tap(BLOCKS)
+    collect_states(settings, target, splits, tmp_path / "store", Console(quiet=True))
+    assert not [path for path in (tmp_path / "store/train").iterdir() if "recorded" in path.name]
 
 
 def test_recorded_states_are_copied_where_they_cannot_be_linked(target, config, tmp_path, monkeypatch):

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM
 
 from drafttrain.hidden_states import store as store_module
+from drafttrain.hidden_states.fingerprints import corpus_fingerprint
 from drafttrain.hidden_states.store import (
     Document,
     HiddenStateStore,
     Manifest,
-    corpus_fingerprint,
     open_shard,
     plan_shards,
     read_manifest,
