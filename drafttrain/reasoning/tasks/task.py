@@ -17,11 +17,15 @@ from drafttrain.utils.errors import UserError
 
 T = TypeVar("T")
 Thought = dict[str, str]  # the named texts of one step, such as sub-question and sub-answer
-_ANNOUNCED = (  # a number, or words that announce one and the number; none that goes on as a word or a number
+_NUMBER = r"(-?\d+(?:\.\d+)?)(?!\w|[.,]\d|\s+(?:paragraphs|sentences|to\s+\d))"  # not as part of more
+_ANNOUNCED = (  # a number, or words that announce one and the number
     r"(?:(?:(?:an?|the|this|my|its|overall|final|coherency)\s+)*(?:score|rating|number)"
     r"(?:\s+(?:an?|the|this|these|of|for|text|passage|paragraphs|answer|is|would|be))*"
     r"|i(?:\s+would|['’]d)?\s+(?:give|rate)\s+(?:it|this)(?:\s+an?)?)?[\W_]*?"
-    r"(-?\d+(?:\.\d+)?)(?!\w|[.,]\d)"
+)
+_BETWEEN = (  # words of the same sentence that may stand between a label within an answer and the number
+    r"(?:(?:[^\w.!?]|_)+(?:an?|the|this|that|these|its?|of|for|i|d|give|rate|is|will|would|should|be|my"
+    r"|overall|final|score|rating|number|text|passage|story|four|paragraphs|answer)\b)*(?:[^\w.!?]|_)*?"
 )
 
 
@@ -149,9 +153,12 @@ def score_after(label: str, text: str, limits: tuple[float, float]) -> float | N
 
     Args:
         label: such as "Rating: ".
-        text: after the label; it may repeat it, and the number may follow there.
+        text: after the label; it may repeat it, and the number may follow there, at once or after words such
+            as "of" and "for this text is".
     """
-    found = re.search(rf"\b{re.escape(label.strip(': '))}\b[\W_]*?{_ANNOUNCED}", label + text, re.IGNORECASE)
+    words = rf"\b{re.escape(label.strip(': '))}\b"
+    found = re.match(rf"{words}[\W_]*?{_ANNOUNCED}{_NUMBER}", label + text, re.IGNORECASE)
+    found = found or re.search(words + _BETWEEN + _NUMBER, text, re.IGNORECASE)
     return float(found[1]) if found and limits[0] <= float(found[1]) <= limits[1] else None
 
 
