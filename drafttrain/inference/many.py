@@ -2,7 +2,7 @@
 keeps its own cache, length and state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -71,15 +71,28 @@ def judge_many(
 
 
 def update_many(sessions: Sequence[Session], verified: Sequence[Verified]) -> None:
-    """Give the proposer of several sessions with one row each what the target has verified."""
+    """Give the proposer of several sessions with one row each what the target has verified.
+
+    After an error it may be called again, for all of them or for some: nothing is given twice.
+    """
     for session, one in zip(sessions, verified):
-        session.proposer.harvest(session.state, one.tree, one.logits)
+        if not one.is_harvested:
+            session.proposer.harvest(session.state, one.tree, one.logits)
+            one.is_harvested = True
+    unread = [number for number, one in enumerate(verified) if not one.is_read]
+    if not unread:
+        return
+
+    def note(number: int) -> None:
+        verified[unread[number]].is_read = True
+
     read_many(
         sessions[0].proposer,
-        [session.state for session in sessions],
-        [one.tokens for one in verified],
-        [one.tapped for one in verified],
-        [one.accepted.counts for one in verified],
+        [sessions[number].state for number in unread],
+        [verified[number].tokens for number in unread],
+        [verified[number].tapped for number in unread],
+        [verified[number].accepted.counts for number in unread],
+        note,
     )
 
 
@@ -89,20 +102,25 @@ def read_many(
     tokens: Sequence[torch.Tensor],
     tapped: Sequence[torch.Tensor],
     counts: Sequence[torch.Tensor],
+    on_read: Callable[[int], None] = lambda number: None,
 ) -> None:
-    """Let a proposer read verified tokens of several states with one row each, together if possible.
+    """Let a proposer read verified tokens of several states with one row each, together if that is faster.
 
     Args:
         tokens, tapped, counts: of each state, as `Proposer.update` takes them.
+        on_read: is told the number of each state that has been read.
     """
-    if len(states) == 1 or (joined := proposer.join(states)) is None:
-        for each in zip(states, tokens, tapped, counts):
+    if len(states) == 1 or proposer.reads_alone or (joined := proposer.join(states)) is None:
+        for number, each in enumerate(zip(states, tokens, tapped, counts)):
             proposer.update(*each)
+            on_read(number)
         return
     m = max(one.shape[1] for one in tokens)
     rows = torch.cat([F.pad(one, (0, m - one.shape[1])) for one in tokens])  # [B, m]
     wide = torch.cat([F.pad(one, (0, 0, 0, m - one.shape[1])) for one in tapped])  # [B, m, K*H]
     try:
         proposer.update(joined, rows, wide, torch.cat(list(counts)))
+        for number in range(len(states)):
+            on_read(number)
     finally:  # as in `propose_many`
         proposer.split(joined, states)

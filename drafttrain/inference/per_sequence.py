@@ -11,6 +11,8 @@ from drafttrain.inference.proposer import Proposer
 class PerSequence(Proposer):
     """Base of proposers whose state is a list with an item for each sequence, and which run no model."""
 
+    reads_alone = True
+
     def select_rows(self, state: list, rows: torch.Tensor) -> list:
         selected: list = []
         for place, row in enumerate(rows.tolist()):

@@ -21,10 +21,12 @@ class Proposer(ABC):
     Attributes:
         model_seconds: time spent in a model's forwards so far.
         needs_last_update: it also gets the update of the step in which the last texts end.
+        reads_alone: it reads sequences one by one, which is no slower; an error leaves those before it read.
     """
 
     model_seconds: float = 0.0
     needs_last_update: bool = False
+    reads_alone: bool = False
 
     @abstractmethod
     def new_state(self, batch: int, max_len: int) -> Any:

@@ -59,6 +59,7 @@ class Verified:
         tokens: of the paths, root first, int64 [B, m].
         tapped: the target's tapped hidden states on the paths, [B, m, K*H]; zeros in rows that cannot go on.
         logits: after every node, [B, n, V].
+        is_harvested, is_read: what the proposer has had of it, where that may fail and be begun again.
     """
 
     tree: TokenTree
@@ -66,6 +67,8 @@ class Verified:
     tokens: torch.Tensor
     tapped: torch.Tensor
     logits: torch.Tensor
+    is_harvested: bool = False
+    is_read: bool = False
 
 
 def prefill(

@@ -195,6 +195,50 @@ def test_sessions_with_caches_of_their_own_are_verified_and_drafted_for_together
             assert torch.equal(ours.kv[..., :length, :], its.kv[..., :length, :])
 
 
+@pytest.mark.parametrize("kind", ["n-grams", "joined", "one by one"])
+def test_an_update_that_is_begun_again_gives_nothing_twice(loaded, kind, monkeypatch):
+    """It fails at the second of three sessions, and is begun again for each."""
+    prompts, target = [PROMPT, [7, 8, 9], [20] * 12], loaded.target
+
+    def start():
+        proposer = loaded.proposer("chain:length=3")
+        if kind == "n-grams":
+            proposer = SelfDraft(SelfDraftConfig(recycle=2), target.vocab_size)
+        sessions = [prefill(target, proposer, [prompt], 64, accept_greedy) for prompt in prompts]
+        trees = propose_many(sessions, range(3), [9] * 3)
+        return sessions, judge_many(sessions, trees, [accept_greedy] * 3, run_target_many(sessions, trees))
+
+    (sessions, verified), (others, given) = start(), start()
+    proposer, harvested, calls = sessions[0].proposer, [], []
+    if kind == "one by one":
+        monkeypatch.setattr(proposer, "join", lambda states: None)
+    owner, name = (proposer, "_observe") if kind == "n-grams" else (proposer.drafter, "update")
+    read, harvest = getattr(owner, name), proposer.harvest
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == (1 if kind == "joined" else 2):
+            raise MemoryError
+        return read(*args)
+
+    monkeypatch.setattr(owner, name, failing)
+    monkeypatch.setattr(proposer, "harvest", lambda *each: [harvested.append(each), harvest(*each)])
+    with pytest.raises(MemoryError):
+        update_many(sessions, verified)
+    for session, one in zip(sessions, verified):
+        update_many([session], [one])
+    assert len(harvested) == 3 and len(calls) == 4  # one of them failed
+    for session, other, one in zip(others, sessions, given):
+        update(session, one)
+        if kind == "n-grams":
+            assert other.state[0].text == session.state[0].text
+        else:
+            n = int(session.state.lengths)
+            assert int(other.state.lengths) == n
+            torch.testing.assert_close(other.state.kv[..., :n, :], session.state.kv[..., :n, :])
+        assert torch.equal(propose(other).tokens, propose(session).tokens)
+
+
 def test_stock_attention_goes_over_several_caches(tiny_llama):
     """A target that is not packed: each stretch of the packed row attends to its own cache."""
     target = FrozenTarget(*tiny_llama, "llama", tapped_blocks=[-1])
