@@ -64,12 +64,12 @@ def build_corpus(
             disk.
     """
     config.check()
-    report, prompts = CorpusReport(), MeasuredPrompts(not_excluded(measured, config.exclude))
+    report = CorpusReport()
     with new_folder(out) as folder:
         work = folder / "work"
         work.mkdir()
         raw = work / "raw.arrow"
-        ids, n_bytes, digest = write_raw(_unmeasured(config, tokenizer, report, prompts), raw)
+        ids, n_bytes, digest = write_raw(unmeasured_conversations(config, tokenizer, report, measured), raw)
         # Tokens take 1 to 1.5 bytes per character of text, and are written twice.
         require_free_disk(folder, 3 * n_bytes, "the corpus")
         encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
@@ -108,8 +108,7 @@ def check_measured(
         return
     settings = metadata["config"]
     config = CorpusConfig(**{**settings, "sources": [Source(**source) for source in settings["sources"]]})
-    prompts = MeasuredPrompts(not_excluded(new, config.exclude))
-    for _ in _unmeasured(config, tokenizer, CorpusReport(), prompts):
+    for _ in unmeasured_conversations(config, tokenizer, CorpusReport(), new):
         pass
     note_compared(corpus, new)
 
@@ -117,14 +116,27 @@ def check_measured(
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def _unmeasured(
-    config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, report: CorpusReport, prompts: MeasuredPrompts
+def unmeasured_conversations(
+    config: CorpusConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    report: CorpusReport,
+    measured: Sequence[PromptSet],
+    keys: tuple[str, str] = ("corpus.sources", "corpus.exclude"),
 ) -> Iterator[Conversation]:
-    """Yield the kept conversations, and refuse them all at the end if some hold a measured prompt."""
+    """Yield the kept conversations, and refuse them all at the end if some hold a measured prompt.
+
+    Args:
+        measured: the prompts.
+        keys: of the recipe, with the sources and with what is excluded from them.
+
+    Raises:
+        UserError: some do, or as `kept_conversations`.
+    """
+    prompts = MeasuredPrompts(not_excluded(measured, config.exclude))
     for conversation in kept_conversations(config, tokenizer, report):
         prompts.look(conversation.asked)
         yield conversation
-    prompts.check()
+    prompts.check(*keys)
 
 
 def kept_conversations(

@@ -105,11 +105,12 @@ class MeasuredPrompts:
             if (held := next(filter(prompts.overlap, turns), None)) is not None:
                 self._found[path].append(held)
 
-    def check(self, key: str = "corpus.sources") -> None:
+    def check(self, key: str = "corpus.sources", exclude: str = "corpus.exclude") -> None:
         """Require that no conversation so far holds a prompt.
 
         Args:
             key: of the recipe, whose conversations they are.
+            exclude: key of the files whose prompts are left out of them.
 
         Raises:
             UserError: some do; says how many, and which.
@@ -122,7 +123,7 @@ class MeasuredPrompts:
         )
         raise UserError(
             f"{key}: must hold no conversation with a prompt that evaluate.prompts measures on, got "
-            f"{held}; add these files to corpus.exclude"
+            f"{held}; add these files to {exclude}"
         )
 
 

@@ -328,6 +328,11 @@ def _check_values(recipe: Recipe) -> None:
                 f"export.ngrams: must be left out where the run counts its own, got {recipe.export.ngrams}; "
                 "leave out one of it and ngrams"
             )
+        if recipe.training.max_steps == 0 and not (recipe.ngrams.sources or recipe.corpus.sources):
+            raise UserError(
+                "ngrams.sources: must be given where training.max_steps is 0 and corpus.sources is empty, "
+                "got none; name text"
+            )
     _check_policies(recipe.evaluate.trees)
     measured = {Path(prompts.path).resolve() for prompts in recipe.evaluate.prompts}
     others = recipe.evaluate.tune_prompts, recipe.calibrate.prompts, recipe.classifier.prompts

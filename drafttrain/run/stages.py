@@ -19,6 +19,7 @@ from drafttrain.data.config import PromptSet, Source
 from drafttrain.drafters.config import FILES, DrafterConfig, kind_of, read_config
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.workflow import PREVIOUS, Stage
+from drafttrain.self_draft.config import NgramConfig, TuneConfig
 from drafttrain.target_lm.known import is_known
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
@@ -32,6 +33,7 @@ Folders = dict[str, Path]
 PLACE = ".place.json"  # in the folder of the stage fetch-target
 CORPUS = "corpus"  # folder of the stage corpus
 ANSWERS = "regenerated"  # of the stage regenerate
+NGRAMS = "ngrams"  # of the stage ngrams
 
 
 def recorded_target(corpus: str | Path) -> str:
@@ -194,24 +196,35 @@ def _sources(recipe: Recipe, folders: Folders) -> list[Source]:
     return given
 
 
+def _ngram_settings(recipe: Recipe, folders: Folders) -> tuple[NgramConfig, tuple[str, str]]:
+    """Return what is counted, and the keys of its sources and of what is excluded from them."""
+    given = recipe.ngrams
+    sources, exclude = given.sources or _sources(recipe, folders), given.exclude or recipe.corpus.exclude
+    keys = ("ngrams" if given.sources else "corpus"), ("ngrams" if given.exclude else "corpus")
+    config = dataclasses.replace(given, sources=sources, exclude=exclude)
+    return config, (f"{keys[0]}.sources", f"{keys[1]}.exclude")
+
+
 def _ngrams(recipe: Recipe, folders: Folders, out: Path) -> dict[str, int]:
     """Count the n-grams of the corpus's sources and, where prompts calibrate, tune Self-Draft for them."""
-    from drafttrain.data.chat import tokenizer_hash
-    from drafttrain.self_draft.build import build_ngrams
-    from drafttrain.self_draft.config import TuneConfig
-    from drafttrain.self_draft.corpus_cache import CorpusCache
-    from drafttrain.self_draft.tuning import tune_self_draft
-    from drafttrain.target_lm.loading import load_for_decoding, load_tokenizer
+    from drafttrain.run.ngrams import make_ngrams
 
-    model, prompts, given = target_model(recipe), recipe.calibrate.prompts, recipe.ngrams
-    sources, exclude = given.sources or _sources(recipe, folders), given.exclude or recipe.corpus.exclude
-    config = dataclasses.replace(given, sources=sources, exclude=exclude)
-    report = build_ngrams(config, load_tokenizer(model), out)
-    if prompts is not None:
-        target = load_for_decoding(model, **_place(recipe))
-        cache = CorpusCache.open(out, tokenizer_hash(target.tokenizer))
-        tune_self_draft(TuneConfig(prompts, busy=recipe.calibrate.busy), target, cache, out)
-    return {"tokens": report["tokens"]}
+    prompts, (config, keys) = recipe.calibrate.prompts, _ngram_settings(recipe, folders)
+    tuning = None if prompts is None else TuneConfig(prompts, busy=recipe.calibrate.busy)
+    given = target_model(recipe), out, _measured(recipe), keys, tuning
+    return make_ngrams(config, *given, **_place(recipe))
+
+
+def _check_ngrams(recipe: Recipe, run: Path) -> None:
+    """Compare the n-grams of a run with prompts that have been named since they were counted."""
+    measured = _measured(recipe)
+    if recipe.ngrams is None or not measured or not (run / NGRAMS).exists():
+        return
+    from drafttrain.run.ngrams import check_ngrams
+
+    answers = {"regenerate": run / ANSWERS} if _is_regenerated(recipe) else {}
+    config, keys = _ngram_settings(recipe, answers)
+    check_ngrams(config, target_model(recipe), run / NGRAMS, measured, keys)
 
 
 def _measured(recipe: Recipe) -> list[PromptSet]:
@@ -294,6 +307,7 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
 
     if _is_trained(recipe) and (out.parent / CORPUS).exists():
         _check_measured(recipe, out.parent / CORPUS)
+    _check_ngrams(recipe, out.parent)
     config, classifier = recipe.evaluate, _made_classifier(folders)
     if classifier is None and _has_classifier(recipe):
         trees = [tree for tree in config.trees if not takes_classifier(tree)]
@@ -336,6 +350,10 @@ def _bundled_files(recipe: Recipe) -> list[str]:
 
 def _is_trained(recipe: Recipe) -> bool:
     return recipe.training.max_steps != 0
+
+
+def _is_regenerated(recipe: Recipe) -> bool:
+    return recipe.regenerate is not None and _is_trained(recipe)
 
 
 def _has_classifier(recipe: Recipe) -> bool:
@@ -384,7 +402,7 @@ STAGES = [
         settle=_settle_regeneration,
         needs=("fetch-target",),
         files=lambda recipe: [source.path for source in recipe.regenerate.sources],
-        enabled=lambda recipe: recipe.regenerate is not None and _is_trained(recipe),
+        enabled=_is_regenerated,
         resumes=True,
         keep=True,
         shared=True,
@@ -460,7 +478,7 @@ STAGES = [
     ),
     Stage(
         name="ngrams",
-        folder="ngrams",
+        folder=NGRAMS,
         run=_ngrams,
         section=lambda recipe: {
             "target": recipe.target,

@@ -18,9 +18,9 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.build import held_out_groups
+from drafttrain.data.build import held_out_groups, unmeasured_conversations
 from drafttrain.data.chat import tokenizer_hash
-from drafttrain.data.config import CorpusConfig
+from drafttrain.data.config import CorpusConfig, PromptSet
 from drafttrain.data.report import CorpusReport
 from drafttrain.self_draft.config import NgramConfig
 from drafttrain.self_draft.corpus_cache import DATA, FILE, FORMAT_VERSION, CorpusCache, Shape, padded
@@ -36,7 +36,7 @@ from drafttrain.self_draft.counting import (
 )
 from drafttrain.self_draft.report import REPORT, describe, hit_rate, print_report
 from drafttrain.self_draft.settings import SETTINGS
-from drafttrain.self_draft.tokens import Texts, tokenize_sources, worker_pool
+from drafttrain.self_draft.tokens import Texts, tokenize, worker_pool
 from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.folders import new_folder
@@ -49,18 +49,27 @@ from drafttrain.utils.writing import write_json
 SMALLEST_PART = 1 << 20  # occurrences; counted within a second
 
 
-def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: str | Path) -> dict[str, Any]:
+def build_ngrams(
+    config: NgramConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    out: str | Path,
+    measured: Sequence[PromptSet] = (),
+    keys: tuple[str, str] = ("ngrams.sources", "ngrams.exclude"),
+) -> dict[str, Any]:
     """Build a corpus cache and print its report; `out` appears, or is replaced, only at the end.
 
     Args:
         tokenizer: the target's.
         out: folder to write: the cache and `report.json`.
+        measured: prompts that the target will be measured on with the cache.
+        keys: of a recipe, with the sources and with what is excluded from them.
 
     Returns:
         the report.
 
     Raises:
-        UserError: a setting or a source is unusable, the text repeats nothing, or `out` holds something else.
+        UserError: a setting or a source is unusable, a text holds a measured prompt, the text repeats
+            nothing, or `out` holds something else.
     """
     config.check()
     _check_place(Path(out))
@@ -69,8 +78,8 @@ def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: s
         with new_folder(out) as folder:
             work = folder / "work"
             work.mkdir()
-            read = CorpusConfig(sources=config.sources, exclude=config.exclude)
-            file, texts = tokenize_sources(read, sources, tokenizer, config.processes, work / "tokens")
+            kept = unmeasured_conversations(corpus_of(config), tokenizer, sources, measured, keys)
+            file, texts = tokenize(kept, tokenizer, config.processes, work / "tokens")
             held_out = take_out(file, texts, config.held_out)
             facts = {"tokenizer_hash": tokenizer_hash(tokenizer), **_origin(config)}
             cache, distinct = write_cache(config, file, folder, facts, console)
@@ -84,6 +93,11 @@ def build_ngrams(config: NgramConfig, tokenizer: PreTrainedTokenizerBase, out: s
         ) from None
     print_report(report, Console(file=sys.stdout))
     return report
+
+
+def corpus_of(config: NgramConfig) -> CorpusConfig:
+    """Return what to read for a cache, as a corpus; other settings of a corpus do not count."""
+    return CorpusConfig(sources=config.sources, exclude=config.exclude)
 
 
 def write_cache(

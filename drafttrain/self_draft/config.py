@@ -23,7 +23,7 @@ class NgramConfig:
         top: candidates that a look-up returns at most.
         held_out: share of the texts that is left out, to measure how often the cache is right.
         processes: of encoding and counting; do not change the result.
-        memory: GB that counting may take, all processes together.
+        memory: GB that counting may take, all processes together; does not change the result.
     """
 
     sources: list[Source] = field(default_factory=list)
@@ -32,8 +32,8 @@ class NgramConfig:
     min_count: int = setting(2, ge=1)
     top: int = setting(16, ge=1)
     held_out: float = setting(0.02, ge=0, lt=1)
-    processes: int = setting(2, ge=1, le=1024)
-    memory: float = setting(1.0, gt=0)
+    processes: int = setting(2, ge=1, le=1024, metadata={"changes_output": False})
+    memory: float = setting(1.0, gt=0, metadata={"changes_output": False})
 
     def check(self) -> None:
         """Validate the settings.

@@ -5,7 +5,7 @@ import signal
 import sys
 import unicodedata
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -14,11 +14,8 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.build import kept_conversations
-from drafttrain.data.config import CorpusConfig
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.loss_mask import cut_at_turns, encode_conversation
-from drafttrain.data.report import CorpusReport
 from drafttrain.self_draft.corpus_cache import token_dtype
 from drafttrain.self_draft.counting import TokenFile
 from drafttrain.utils.errors import UserError
@@ -47,9 +44,8 @@ class Texts:
     composed: int = 0
 
 
-def tokenize_sources(
-    sources: CorpusConfig,
-    report: CorpusReport,
+def tokenize(
+    conversations: Iterable[Conversation],
     tokenizer: PreTrainedTokenizerBase,
     processes: int,
     path: Path,
@@ -60,17 +56,16 @@ def tokenize_sources(
     which is no token.
 
     Args:
-        sources: what to read; other settings of a corpus are ignored.
-        report: receives the counts of the sources.
+        conversations: chats and texts, tidy.
         processes: of the encoding; does not change the result.
 
     Raises:
-        UserError: a source is unusable, or there are more tokens than a cache can count.
+        UserError: there are more tokens than a cache can count.
     """
     vocabulary = vocabulary_size(tokenizer)
     file, texts = TokenFile(path, vocabulary), Texts()
     with open(path, "wb") as out, ExitStack() as stack:
-        encoded = _encoded(_batches(sources, tokenizer, report), tokenizer, vocabulary, processes, stack)
+        encoded = _encoded(_batches(conversations), tokenizer, vocabulary, processes, stack)
         n_tokens = 0
         for batch in encoded:
             batch.tokens.tofile(out)
@@ -98,12 +93,10 @@ class _Encoded:
     texts: Texts
 
 
-def _batches(
-    sources: CorpusConfig, tokenizer: PreTrainedTokenizerBase, report: CorpusReport
-) -> Iterator[list[Conversation]]:
+def _batches(conversations: Iterable[Conversation]) -> Iterator[list[Conversation]]:
     batch: list[Conversation] = []
     size = 0
-    for conversation in kept_conversations(sources, tokenizer, report):
+    for conversation in conversations:
         batch.append(conversation)
         size += sum(len(message.content) for message in conversation.messages)
         if size >= BATCH_CHARACTERS:

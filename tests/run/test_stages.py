@@ -194,6 +194,32 @@ def test_nobody_is_measured_on_what_was_trained_on(folder, capsys):
     assert cli.main([*words, *seen, "--corpus.exclude", "[seen.jsonl]"]) == 0
 
 
+def test_n_grams_hold_nothing_of_measured_prompts(folder, capsys, tiny_bundle):
+    chats = json.loads(Path("chats.json").read_text())
+    Path("seen.jsonl").write_text(json.dumps({"id": 0, "prompt": chats[5]["conversations"][0]["value"]}))
+    words = ["run", "tiny.yaml", "--training.max_steps", "0", "--training.init_from", str(tiny_bundle)]
+    words += ["--classifier.prompts", "null", *OFF, "--corpus.sources", "[]"]
+    assert cli.main(words) == 2
+    assert "ngrams.sources: must be given where training.max_steps is 0" in capsys.readouterr().err
+    words += ["--ngrams.sources", "[{path: chats.json}]"]
+    seen = ["--evaluate.prompts", "[{name: seen, path: seen.jsonl}]"]
+    refused = (
+        "ngrams.sources: must hold no conversation with a prompt that evaluate.prompts measures on, got 1 "
+    )
+    assert cli.main([*words, *seen, "--until", "ngrams"]) == 2
+    captured = capsys.readouterr()
+    assert refused in captured.err and "add these files to corpus.exclude" in captured.err
+    assert "ngrams" not in ran(captured.out) and not Path("runs/tiny/ngrams").exists()
+    assert cli.main([*words, "--until", "ngrams"]) == 0
+    capsys.readouterr()
+    more = ["--ngrams.processes", "2", "--ngrams.memory", "2"]  # nothing is counted again
+    assert cli.main([*words, *seen, *more]) == 2  # named when they were there
+    captured = capsys.readouterr()
+    assert refused in captured.err and ran(captured.out) == []
+    assert cli.main([*words, *seen, "--ngrams.exclude", "[seen.jsonl]"]) == 0
+    assert "ngrams" in ran(capsys.readouterr().out)
+
+
 def test_a_drafter_too_weak_for_a_classifier_is_measured_without(folder, capsys):
     words = ["--classifier.top_k", "1", "--classifier.max_new_tokens", "20", "--regenerate", "null"]
     words += ["--evaluate.trees", "['c2t:max_depth=3', 'chain:length=2']"]
@@ -214,7 +240,8 @@ def test_a_drafter_is_taken_without_training(folder, capsys, tiny_bundle):
     assert cli.main(["run", "tiny.yaml", *words, "--dry-run"]) == 0
     assert "steps: none, init_from" in capsys.readouterr().out
     assert cli.main(["run", "tiny.yaml", *words]) == 0
-    assert ran(capsys.readouterr().out) == ["fetch-target", "train", "calibrate", "evaluate", "export"]
+    stages = ["fetch-target", "train", "calibrate", "ngrams", "evaluate", "export"]
+    assert ran(capsys.readouterr().out) == stages
     assert json.loads(Path("runs/tiny/summary.json").read_text())["train_tokens"] == 0
     assert cli.main(["corpus", "tiny.yaml", *words]) == 2
     assert "corpus: this recipe does not ask for it" in capsys.readouterr().err
