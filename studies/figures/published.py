@@ -128,12 +128,14 @@ def judged(run: Run) -> Measured:
     features."""
     folder = run.folder("published_c2t", target=run.target)
     found: dict[str, dict[str, dict[str, Any]]] = {"eagle2": {}, "joint": {}}
-    sizes = {}
+    sizes, classifiers = {}, {}
+    for name, pairing in pairings(run).items():  # all of them before hours are spent on the first
+        bundle = Path(pairing.bundle)
+        classifiers[name] = c2t.classifier(run, *(() if bundle == DRAFTER else (bundle, f"c2t_{name}")))
     for name, pairing in pairings(run).items():
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
-        bundle = Path(pairing.bundle)
-        classifier = c2t.classifier(run, *(() if bundle == DRAFTER else (bundle, f"c2t_{name}")))
+        bundle, classifier = Path(pairing.bundle), classifiers[name]
         own, sizes[name] = c2t.compared(run, bundle, classifier, pairing.tasks, place, pairing.target)
         notes = {"features": list(Classifier.load(classifier).features), **c2t.classifier_notes(classifier)}
         for reference, row in own.items():

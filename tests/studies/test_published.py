@@ -8,6 +8,7 @@ import torch
 
 from drafttrain.classifier.model import Classifier
 from drafttrain.evaluation.sweep import Point
+from drafttrain.utils.errors import UserError
 from studies import goals
 from studies.figures import c2t, published
 from studies.figures.published import Pairing
@@ -105,6 +106,14 @@ def test_a_classifier_of_each_bundle(tiny):
     for figure in found.values():
         assert set(figure["targets"]) == {"smollm2", "qwen05"}
         assert figure["targets"]["smollm2"]["features"] == ["P", "H", "d"]
+
+
+def test_a_missing_classifier_is_told_before_anything_is_measured(tiny, tmp_path, monkeypatch):
+    (tmp_path / "without").mkdir()
+    tiny["qwen05"] = Pairing("without", None, tiny["qwen05"].tasks)
+    monkeypatch.setattr(c2t, "compared", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match="without: no classifier; make one with"):
+        published.judged(Run("flagship", limit=3))
 
 
 def test_speeds_of_all_targets(tiny):
