@@ -80,28 +80,13 @@ class PrefixStore:
             widest = width
         return chosen
 
-    def start(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_len: Sequence[int],
-        accept: Sequence[AcceptanceRule],
-        proposers: Sequence[Proposer],
-    ) -> list[Session]:
-        """Return a session of each prompt, whose first token is chosen: `encode`, `read` and `sessions`.
-
-        Args:
-            max_len: tokens of each prompt and its output together.
-            accept: each chooses a first token.
-            proposers: for the sessions: the store's, twins of it, or a `NoProposer`, for which the store's
-                reads nothing.
-        """
-        encoded = self.encode(prompts, max_len)
-        self.read(encoded, max_len, proposers)
-        return self.sessions(encoded, max_len, accept, proposers)
-
     def encode(self, prompts: Sequence[Sequence[int]], max_len: Sequence[int]) -> list[Encoded]:
         """Return prompts in the target's cache. What is not known of them runs in one forward, or in a few
-        where it is long."""
+        where it is long.
+
+        Args:
+            max_len: tokens of each prompt and its output together, as for `read` and `sessions`.
+        """
         prompts, rooms = [list(prompt) for prompt in prompts], _rooms(max_len)
         found = [self._find(prompt) for prompt in prompts]
         new = [i for i, prompt in enumerate(prompts) if _known(found[i], prompt) < len(prompt)]
@@ -126,7 +111,13 @@ class PrefixStore:
         accept: Sequence[AcceptanceRule],
         proposers: Sequence[Proposer],
     ) -> list[Session]:
-        """Keep prompts, and return a session of each, whose first token is chosen."""
+        """Keep prompts, and return a session of each, whose first token is chosen.
+
+        Args:
+            accept: each chooses a first token.
+            proposers: for the sessions: the store's, twins of it, or a `NoProposer`, for which the store's
+                has read nothing.
+        """
         for one in encoded:
             if self.capacity and one.is_finite:  # NaN would outlive its prompt
                 self._keep(one)

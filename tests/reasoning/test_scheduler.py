@@ -936,6 +936,13 @@ def proposers(loaded, tiny_target_folder) -> dict:
     }
 
 
+def begin(store, prompts, max_len, accept, proposers):
+    """Return a session of each prompt, as the scheduler begins them."""
+    encoded = store.encode(prompts, max_len)
+    store.read(encoded, max_len, proposers)
+    return store.sessions(encoded, max_len, accept, proposers)
+
+
 @pytest.mark.parametrize("kind", ["edd", "eagle", "lm"])
 @pytest.mark.parametrize("capacity", [8192, 12, 0])
 def test_sessions_from_the_store_equal_fresh_ones(loaded, tiny_target_folder, kind, capacity):
@@ -949,7 +956,7 @@ def test_sessions_from_the_store_equal_fresh_ones(loaded, tiny_target_folder, ki
         while first < len(FAMILY):
             some = FAMILY[first : first + size]
             n = len(some)
-            found = store.start(some, [80] * n, [accept_greedy] * n, [proposer] * n)
+            found = begin(store, some, [80] * n, [accept_greedy] * n, [proposer] * n)
             for ours, its, prompt in zip(found, fresh[first:], some):
                 assert_fresh(ours, its, len(prompt))
             first += n
@@ -975,7 +982,7 @@ def test_long_prompts_are_encoded_in_stretches(loaded, capacity, monkeypatch):
         for first in range(0, len(FAMILY), size):
             some = FAMILY[first : first + size]
             n = len(some)
-            found = store.start(some, [80] * n, [accept_greedy] * n, [proposer] * n)
+            found = begin(store, some, [80] * n, [accept_greedy] * n, [proposer] * n)
             for ours, its, prompt in zip(found, fresh[first:], some):
                 assert_fresh(ours, its, len(prompt))
     assert max(masks) == 5
@@ -989,7 +996,7 @@ def test_a_stock_target_encodes_several_prompts_in_one_forward(tiny_llama, loade
     calls = []
     hook = target.base.register_forward_hook(lambda *_: calls.append(1))
     store, n = PrefixStore(target, proposer, 8192), len(FAMILY)
-    found = store.start(FAMILY, [80] * n, [accept_greedy] * n, [proposer] * n)
+    found = begin(store, FAMILY, [80] * n, [accept_greedy] * n, [proposer] * n)
     assert calls == [1]
     hook.remove()
     for ours, its, prompt in zip(found, fresh, FAMILY):
@@ -1010,10 +1017,10 @@ def test_a_prompt_is_read_by_the_drafter_when_it_is_drafted_for(loaded, tiny_tar
     for capacity, size, first in itertools.product((8192, 12, 0), (1, 3), (0, 1)):
         store = PrefixStore(target, proposer, capacity)
         drafts = [none if number % 2 == first else proposer for number in range(len(family))]
-        for begin in range(0, len(family), size):
-            part = slice(begin, begin + size)
+        for number in range(0, len(family), size):
+            part = slice(number, number + size)
             n = len(family[part])
-            found = store.start(family[part], [80] * n, [accept_greedy] * n, drafts[part])
+            found = begin(store, family[part], [80] * n, [accept_greedy] * n, drafts[part])
             for ours, its, prompt, drafter in zip(found, fresh[part], family[part], drafts[part]):
                 if drafter is none:
                     assert ours.root == its.root and ours.state is None
@@ -1026,7 +1033,7 @@ def test_a_prompt_is_read_by_the_drafter_when_it_is_drafted_for(loaded, tiny_tar
 def test_what_the_drafter_has_not_read_to_its_end_is_read_again(loaded, monkeypatch):
     proposer = proposer_of(loaded, "chain:length=3")
     store, prompt = PrefixStore(loaded.target, proposer, 8192), FAMILY[0]
-    store.start([prompt], [80], [accept_greedy], [NoProposer()])
+    begin(store, [prompt], [80], [accept_greedy], [NoProposer()])
     given = [prompt], [80], [accept_greedy], [proposer]
 
     def interrupted(*_):
@@ -1035,9 +1042,9 @@ def test_what_the_drafter_has_not_read_to_its_end_is_read_again(loaded, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr("drafttrain.reasoning.prefixes.read_many", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            store.start(*given)
+            begin(store, *given)
     [fresh] = [prefill(loaded.target, proposer, [prompt], 80, accept_greedy)]
-    assert_fresh(store.start(*given)[0], fresh, len(prompt))
+    assert_fresh(begin(store, *given)[0], fresh, len(prompt))
 
 
 @pytest.mark.parametrize("kind", ["chain:length=3", DRAWN, "n-grams"])
@@ -1059,7 +1066,7 @@ def test_short_answers_get_no_drafts(loaded, kind, way):
 def test_a_prompt_longer_than_the_store_is_not_kept(loaded):
     store = PrefixStore(loaded.target, NoProposer(), 20)
     for prompt in (FAMILY[0], FAMILY[6], FAMILY[6]):
-        store.start([prompt], [60], [accept_greedy], [NoProposer()])
+        begin(store, [prompt], [60], [accept_greedy], [NoProposer()])
     assert [one.tokens for one in store.kept] == [FAMILY[0]] and len(FAMILY[6]) > 20
     assert store.shared == 2 * 3  # what both begin with
 
@@ -1069,7 +1076,7 @@ def test_prompts_wait_for_what_they_can_copy(loaded):
     common = list(range(100, 140))
     prompts = [common + [1, 2], common + [3, 4], common + [1, 2], [7] * 40, common[:10] + [5]]
     assert store.together(prompts) == [0, 3, 4]  # ten tokens are not worth a forward of their own
-    store.start([prompts[0]], [60], [accept_greedy], [NoProposer()])
+    begin(store, [prompts[0]], [60], [accept_greedy], [NoProposer()])
     assert store.together(prompts[1:]) == [0, 1, 2, 3]  # the same prompt costs nothing, the others little
     long = [[i] * 200 for i in range(1, 6)]
     assert store.together(long) == [0, 1]  # 512 tokens
