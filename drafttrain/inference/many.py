@@ -108,7 +108,7 @@ def read_many(
 
     Args:
         tokens, tapped, counts: of each state, as `Proposer.update` takes them.
-        on_read: is told the number of each state that has been read.
+        on_read: is called with the number of each state that has been read.
     """
     if len(states) == 1 or proposer.reads_alone or (joined := proposer.join(states)) is None:
         for number, each in enumerate(zip(states, tokens, tapped, counts)):

@@ -108,7 +108,7 @@ def test_a_classifier_of_each_bundle(tiny):
         assert figure["targets"]["smollm2"]["features"] == ["P", "H", "d"]
 
 
-def test_a_missing_classifier_is_told_before_anything_is_measured(tiny, tmp_path, monkeypatch):
+def test_a_missing_classifier_is_refused_before_anything_is_measured(tiny, tmp_path, monkeypatch):
     (tmp_path / "without").mkdir()
     tiny["qwen05"] = Pairing("without", None, tiny["qwen05"].tasks)
     monkeypatch.setattr(c2t, "compared", lambda *_: pytest.fail("measured"))

@@ -23,7 +23,7 @@ _ANNOUNCED = (  # a number, or words that announce one and the number
     r"(?:\s+(?:an?|the|this|these|of|for|text|passage|paragraphs|answer|is|would|be))*"
     r"|i(?:\s+would|['’]d)?\s+(?:give|rate)\s+(?:it|this)(?:\s+an?)?)?[\W_]*?"
 )
-_BETWEEN = (  # words of the same sentence that may stand between a label within an answer and the number
+_BETWEEN = (  # words of the same sentence that may come between a label within an answer and the number
     r"(?:(?:[^\w.!?]|_)+(?:an?|the|this|that|these|its?|of|for|i|d|give|rate|is|will|would|should|be|my"
     r"|overall|final|score|rating|number|text|passage|story|four|paragraphs|answer)\b)*(?:[^\w.!?]|_)*?"
 )
