@@ -30,7 +30,8 @@ from drafttrain.run.budget import (
     rows_of,
 )
 from drafttrain.run.recipe import Recipe, load_recipe, parse_overrides
-from drafttrain.run.stages import STAGES, target_model
+from drafttrain.run.stages import STAGES
+from drafttrain.run.target import target_model
 from drafttrain.run.workflow import Workflow
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
