@@ -84,7 +84,7 @@ def corpus(recipe: Recipe, folders: Folders) -> Estimate:
     if recipe.plan.corpus_tokens:
         tokens, about = recipe.plan.corpus_tokens, "about "
     else:
-        tokens, about = _recipe_tokens(recipe)
+        tokens, about = _recipe_tokens(recipe, folders)
     return {
         "tokens": f"{about}{_count(tokens)}",
         "disk": f"{about}{_bytes(5 * tokens)}",
@@ -194,7 +194,7 @@ def ngrams(recipe: Recipe, folders: Folders) -> Estimate:
     if sources := recipe.ngrams.sources:
         tokens, about = _source_tokens(sources), "about "
     else:
-        tokens, about = _recipe_tokens(recipe)
+        tokens, about = _recipe_tokens(recipe, folders)
     estimate, prompts = {"tokens": f"{about}{_count(tokens)}"}, recipe.calibrate.prompts
     if prompts is not None:
         estimate["tuned on"] = f"{prompts.name} {prompts.limit or 'all'}"
@@ -313,16 +313,17 @@ def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
         return counts["train"]["tokens"], ""
     if recipe.plan.corpus_tokens is not None:
         return recipe.plan.corpus_tokens, "planned "
-    return _recipe_tokens(recipe)
+    return _recipe_tokens(recipe, folders)
 
 
-def _recipe_tokens(recipe: Recipe) -> tuple[int, str]:
+def _recipe_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
     """Return tokens of the corpus by its sources and the target's answers: "about ", or "at most " where
     those are still to be given."""
     tokens, config = _source_tokens(recipe.corpus.sources), recipe.regenerate
     if config is None:
         return tokens, "about "
-    there = Path(recipe.output) / ANSWERS / RESPONSES
+    beside = folders["corpus"].parent if "corpus" in folders else Path(recipe.output)
+    there = (folders.get("regenerate") or beside / ANSWERS) / RESPONSES
     if there.is_file():
         return tokens + round(there.stat().st_size / RESPONSE_BYTES), "about "
     left = config.max_rows
