@@ -1,4 +1,4 @@
-"""What a store's states are of: hashes of the tokens and loss masks of a corpus split."""
+"""Hash the tokens and loss masks of a corpus split, so that a store names what its states are of."""
 
 import hashlib
 
