@@ -162,15 +162,6 @@ def is_plain_lm(path: str | os.PathLike) -> bool:
     return isinstance(config, dict) and not str(config.get("model_type")).startswith(PREFIX)
 
 
-def find_drafter(path: str | os.PathLike) -> Path:
-    """Return the folder of a bundle as `find_bundle` does, or that of a small LM, or its .gguf file.
-
-    Raises:
-        UserError: there is none.
-    """
-    return Path(path) if is_plain_lm(path) else find_bundle(path)
-
-
 def load_bundle(
     path: str | os.PathLike,
     target: FrozenTarget | str | None = None,
@@ -197,7 +188,7 @@ def load_bundle(
         UserError: no bundle, damaged, or made for another target.
     """
     small = is_plain_lm(path)
-    folder = find_drafter(path)
+    folder = Path(path) if small else find_bundle(path)
     name = None if small else read_config(folder)["target"].get("name")
     if not isinstance(target, FrozenTarget):
         if target is None and name is None:

@@ -9,12 +9,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.bundle import find_drafter, load_bundle
+from drafttrain.bundle import load_bundle
 from drafttrain.data.prompts import read_prompts
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.model_config import identity
 from drafttrain.evaluation.diagnosis import Change, Diagnosis, diagnose_drafts, ranked
 from drafttrain.evaluation.drafts import tried_drafts
+from drafttrain.evaluation.proposers import find_drafter
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError

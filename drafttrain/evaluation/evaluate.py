@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from drafttrain.bundle import Bundle, find_drafter, load_bundle
+from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.calibration.calibration import Calibration
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.prompts import Task, first_of_each
@@ -28,7 +28,7 @@ from drafttrain.evaluation.measure import (
     transformers_generate,
 )
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, tabulate
-from drafttrain.evaluation.proposers import usable_proposers
+from drafttrain.evaluation.proposers import find_drafter, usable_proposers
 from drafttrain.evaluation.report import print_tables
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.kernels.machine import describe_machine, dtype_name

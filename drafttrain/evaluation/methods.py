@@ -7,11 +7,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from drafttrain.bundle import NGRAM, Bundle, find_drafter, load_bundle
+from drafttrain.bundle import NGRAM, Bundle, load_bundle
 from drafttrain.data.chat import tokenizer_hash
 from drafttrain.evaluation.benchmark_config import ASSISTANT, LOOKAHEAD, PROMPT_LOOKUP, MethodSpec
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS
+from drafttrain.evaluation.proposers import find_drafter
 from drafttrain.evaluation.stock import Stock, convert
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import Proposer

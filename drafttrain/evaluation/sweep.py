@@ -17,12 +17,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.bundle import NGRAM, Bundle, find_drafter, load_bundle
+from drafttrain.bundle import NGRAM, Bundle, load_bundle
 from drafttrain.bundle_files import SELF_DRAFT
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Task
 from drafttrain.evaluation.methods import costs_of
+from drafttrain.evaluation.proposers import find_drafter
 from drafttrain.inference.decode import decode
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.machine import describe_machine, dtype_name

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from drafttrain.inference.acceptance import AcceptanceRule
 from drafttrain.inference.proposer import Proposer
-from drafttrain.inference.session import Session, Verified, judge, propose, run_target
+from drafttrain.inference.session import Session, Verified, judge, propose
 from drafttrain.target_lm.model import TargetStates
 from drafttrain.trees.lists import rows_of
 from drafttrain.trees.tree import TokenTree
@@ -43,9 +43,12 @@ def run_target_many(
 ) -> list[tuple[TargetStates, torch.Tensor]]:
     """Return the target's states and logits [1, n, V] at the nodes of each session's tree, each with its own
     cache and length, in one forward without padding to the widest."""
-    if len(sessions) == 1:
-        return [run_target(sessions[0], trees[0])]
     target = sessions[0].target
+    if len(sessions) == 1:
+        cache, [tree] = sessions[0].cache, trees
+        cache.reserve(tree.width)
+        found = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
+        return [(found, target.head(found.final))]
     for session, tree in zip(sessions, trees):
         session.cache.reserve(tree.width)
     states = target.forward_many(

@@ -114,14 +114,9 @@ def propose(session: Session) -> TokenTree:
 
 def verify(session: Session, tree: TokenTree, accept: AcceptanceRule) -> Verified:
     """Run the target over trees, commit the accepted paths to its cache, and set the roots after them."""
-    return judge(session, tree, accept, *run_target(session, tree))
-
-
-def run_target(session: Session, tree: TokenTree) -> tuple[TargetStates, torch.Tensor]:
-    """Return the target's states and logits [B, n, V] at the nodes of trees."""
     session.cache.reserve(tree.width)
     states = session.target.forward(session.cache, tree.tokens, tree.depths, tree.ancestors())
-    return states, session.target.head(states.final)
+    return judge(session, tree, accept, states, session.target.head(states.final))
 
 
 def update(session: Session, verified: Verified) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from drafttrain.kernels.build import library
-from drafttrain.kernels.linear import KINDS, LinearStruct, NativeLinear, own_vector
+from drafttrain.kernels.linear import KINDS, LinearStruct, NativeLinear
 from drafttrain.kernels.team import team_size
 
 FEW = 1 << 21  # multiplications that take less time than waking threads
@@ -229,7 +229,7 @@ class NativeBlocks(nn.Module):
         """Return the address of a vector in fp32, which is kept alive."""
         if weight is None:
             return None
-        self._held.append(own_vector(weight))
+        self._held.append(weight.detach().float().clone())  # a view would keep a file of weights mapped
         return self._held[-1].data_ptr()
 
     def _structure(self, parts: BlockParts) -> _Block:

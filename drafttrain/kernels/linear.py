@@ -70,11 +70,6 @@ def _allocate(size: int) -> tuple[torch.Tensor, int]:
         return memory, begin
 
 
-def own_vector(weight: torch.Tensor) -> torch.Tensor:
-    """Copy a vector, in fp32: as a view of one tensor it would keep a whole file of weights mapped."""
-    return weight.detach().to(torch.float, copy=True, memory_format=torch.contiguous_format)
-
-
 class NativeLinear(nn.Module):
     """A linear layer on the CPU, for inference; its weight exists in packed form only.
 
@@ -96,7 +91,8 @@ class NativeLinear(nn.Module):
         size = self.native.packed_bytes(*weight.shape, kind)
         # Plain attributes: nothing may cast, move or save them.
         self.packed, start = _allocate(size)
-        self.bias = None if bias is None else own_vector(bias)  # [out]
+        # a copy: a view of one tensor would keep a whole file of weights mapped
+        self.bias = None if bias is None else bias.detach().float().clone()  # [out]
         self.native.pack(row_major.data_ptr(), *weight.shape, kind, start, team_size())
         bias_at = None if self.bias is None else self.bias.data_ptr()
         scales_at = None if self.scales is None else self.scales.data_ptr()

@@ -195,6 +195,7 @@ FULL_RECIPE = {  # of all stages, with the world as working folder
         "max_depth": 3,
     },
     "calibrate": {"quick": True},
+    "ngrams": {"processes": 1},
     "evaluate": {
         "prompts": [{"name": "few", "path": "prompts.jsonl"}],
         "trees": ["chain:length=2"],

@@ -378,8 +378,17 @@ def test_auto_is_settled_for_each_stage(folder, capsys, monkeypatch):
     ms = {"float32": {1: 3.0, 16: 3.0, 128: 3.0}, "bfloat16": {1: 1.0, 16: 1.0, 128: 9.0}}
     monkeypatch.setattr(dtype, "timed", lambda *sizes: dtype.Timings(ms))
     Path("auto.yaml").write_text(RECIPE.replace("dtype: float32, ", "").replace("mode: offline, ", ""))
-    run = ["run", "auto.yaml", "--regenerate", "null", "--classifier.prompts", "null", "--training.max_steps"]
-    run += ["2", "--calibrate.prompts", "null", "--evaluate.trees", "[chain:length=1]", "--until", "evaluate"]
+    run = ["run", "auto.yaml", "--regenerate", "null", "--classifier.prompts", "null", "--ngrams", "null"]
+    run += [
+        "--training.max_steps",
+        "2",
+        "--calibrate.prompts",
+        "null",
+        "--evaluate.trees",
+        "[chain:length=1]",
+        "--until",
+        "evaluate",
+    ]
     assert cli.main(run) == 0
     assert ran(capsys.readouterr().out) == ["fetch-target", "corpus", "train", "evaluate"]
 
