@@ -24,17 +24,14 @@ from rich.console import Console
 from drafttrain.data.corpus import load_corpus
 from drafttrain.hidden_states.fingerprints import corpus_fingerprint, mask_fingerprint
 from drafttrain.hidden_states.recording import RecordedStates, recording_of, require_recording, states_folder
+from drafttrain.hidden_states.shards import Link, plan_shards, temporary_folder, write_shard
 from drafttrain.hidden_states.store import (
     MANIFEST,
     Document,
-    Link,
     Manifest,
     Shard,
     open_shard,
-    plan_shards,
     read_manifest,
-    temporary_folder,
-    write_shard,
 )
 from drafttrain.kernels.build import variant
 from drafttrain.target_lm.config import CollectConfig, stored_bytes

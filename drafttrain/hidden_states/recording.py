@@ -16,16 +16,15 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from drafttrain.hidden_states.shards import Link, is_sound, write_shard
 from drafttrain.hidden_states.store import (
     MANIFEST,
     Document,
-    Link,
     Manifest,
     Shard,
     open_shard,
     read_manifest,
     shard_path,
-    write_shard,
 )
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.target_lm.config import stored_bytes
@@ -247,7 +246,7 @@ class RecordedStates:
         """
         places = {}
         found = (shard for folder in folders for shard in _shards(folder, manifest))
-        for shard in filter(lambda shard: shard.is_sound, found):
+        for shard in filter(is_sound, found):
             tokens = shard.read("tokens", 0, int(shard.offsets[-1])).numpy()  # [T]
             name = f"recorded-{_hash(tokens).hex()}.safetensors"
             for first, last in zip(shard.offsets.tolist(), shard.offsets[1:].tolist()):

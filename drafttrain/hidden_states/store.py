@@ -18,13 +18,9 @@ over a fork, what was read does not stay in the process's memory, and a file cut
 a bus error. How states are computed is unknown here: see `collect.py`.
 """
 
-import errno
-import hashlib
 import json
 import os
-import shutil
 import struct
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +28,6 @@ from typing import Any
 import numpy
 import torch
 from datasets import Dataset
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch.nn.functional import pad
 
 from drafttrain.hidden_states.fingerprints import corpus_fingerprint, mask_fingerprint
@@ -44,20 +38,8 @@ from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 1
 LINKED = " with links"  # of shards that earlier versions cannot read, and take for those of another store
-PART = 4096  # rows that are read at a time to compare a file with its digest
 MANIFEST = "manifest.json"
 _TYPES = {"I64": torch.int64, "I32": torch.int32, "BF16": torch.bfloat16, "F32": torch.float32}  # of headers
-
-
-def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[int]:
-    """Boundaries [0, …, documents] of runs of documents: at most `shard_tokens` tokens, or one document."""
-    bounds, tokens = [0], 0
-    for index, length in enumerate(lengths):
-        if tokens and tokens + length > shard_tokens:
-            bounds.append(index)
-            tokens = 0
-        tokens += length
-    return [*bounds, len(lengths)] if len(lengths) else bounds
 
 
 @dataclass
@@ -166,22 +148,6 @@ class Document:
 
 
 @dataclass
-class Link:
-    """States of one document of t tokens in a recorded file of the store's folder.
-
-    Attributes:
-        tokens: int64 [t].
-        file: its name.
-        first, rows: where they are there; at most t rows, which are of the document's first tokens.
-    """
-
-    tokens: torch.Tensor
-    file: str
-    first: int
-    rows: int
-
-
-@dataclass
 class StatesFile:
     """A file of tensors that are read in parts.
 
@@ -230,22 +196,6 @@ class Shard(StatesFile):
     files: list[Path]
     sha256: str | None
 
-    @property
-    def is_sound(self) -> bool:
-        """Return whether the file holds what was written, which is read in full; True where nobody noted it.
-
-        Raises:
-            UserError: the file is gone or was cut short.
-        """
-
-        def parts(name: str) -> Iterator[torch.Tensor]:
-            rows = self.tensors[name][1][0]
-            for first in range(0, rows, PART):
-                yield self.read(name, first, min(first + PART, rows))
-
-        names = sorted(self.tensors)
-        return self.sha256 in (None, _digest(part for name in names for part in parts(name)))
-
     def place(self, document: int) -> tuple[Path, int, int]:
         """Return the file of a document's states, the first row and the one after its last."""
         if self.places is None:
@@ -256,88 +206,6 @@ class Shard(StatesFile):
 
 def shard_path(folder: Path, index: int) -> Path:
     return folder / f"shard-{index:05d}.safetensors"
-
-
-def temporary_folder(folder: Path, index: int) -> Path:
-    """Where a shard is written until it is whole; only the process that the shard belongs to writes there.
-
-    A folder, because safetensors writes under random names of its own, which a killed process leaves behind.
-    """
-    return folder / f".shard-{index:05d}.tmp"
-
-
-def write_shard(
-    folder: Path,
-    index: int,
-    manifest: Manifest,
-    documents: Sequence[Document | Link],
-    skipped: Sequence[str],
-) -> None:
-    """Write a shard under a temporary name, and give it its own when it is on the disk.
-
-    Args:
-        documents: recorded files of links are in the folder already.
-
-    Raises:
-        UserError: the disk is full or cannot be written.
-    """
-    own = [document for document in documents if isinstance(document, Document)]
-    lengths = torch.tensor([0, *(len(document.tokens) for document in documents)])  # [documents + 1]
-    dtype, hidden = getattr(torch, manifest.stored), manifest.target.hidden_size
-    none = torch.zeros(0, hidden, dtype=dtype)
-    wide = none.repeat(1, len(manifest.target.tapped_blocks))  # [0, K*H]
-    tensors = {
-        "tokens": torch.cat([document.tokens for document in documents]).to(torch.int32),  # [T]
-        "tapped": torch.cat([wide, *(document.tapped.to(dtype) for document in own)]),  # [T, K*H]
-        "final": torch.cat([none, *(document.final.to(dtype) for document in own)]),  # [T, H]
-        "offsets": lengths.cumsum(0),  # [documents + 1]
-    }
-    note: dict[str, Any] = {"store": manifest.key, "shard": index, "skipped": list(skipped)}
-    if files := sorted({document.file for document in documents if isinstance(document, Link)}):
-        tensors["places"] = _places(documents, files)  # [documents, 3]
-        note["files"] = [[name, (folder / name).stat().st_size] for name in files]
-        note["store"] += LINKED
-    note["sha256"] = _digest(tensors[name] for name in sorted(tensors))
-    temporary, path = temporary_folder(folder, index), shard_path(folder, index)
-    whole = temporary / path.name
-    try:
-        temporary.mkdir(exist_ok=True)
-        # One key: with several, safetensors writes them in an order that changes from run to run.
-        save_file(tensors, whole, metadata={"drafttrain": json.dumps(note)})
-        os.chmod(whole, folder.stat().st_mode & 0o666)  # safetensors lets nobody but the owner read
-        with open(whole, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(whole, path)
-    except (OSError, SafetensorError) as error:
-        is_full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-        remedy = "free some space" if is_full else "resolve that"
-        raise UserError(
-            f"{path}: cannot be written ({error}); {remedy} and run the same command again: finished shards "
-            "are kept"
-        ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Return the hash of the bytes of tensors, one after the other."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        if len(tensor):
-            digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
-    return digest.hexdigest()
-
-
-def _places(documents: Sequence[Document | Link], files: Sequence[str]) -> torch.Tensor:
-    """Return `Shard.places` of documents, whose links are into these files."""
-    places, rows = [], 0
-    for document in documents:
-        if isinstance(document, Link):
-            places.append((1 + files.index(document.file), document.first, document.rows))
-        else:
-            places.append((0, rows, len(document.tokens)))
-            rows += len(document.tokens)
-    return torch.tensor(places)  # [documents, 3]
 
 
 def open_shard(folder: Path, index: int, manifest: Manifest) -> Shard | None:

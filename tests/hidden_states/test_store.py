@@ -15,17 +15,16 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 from transformers import LlamaForCausalLM
 
-from drafttrain.hidden_states import store as store_module
+from drafttrain.hidden_states import shards as shards_module
 from drafttrain.hidden_states.fingerprints import corpus_fingerprint
+from drafttrain.hidden_states.shards import plan_shards, write_shard
 from drafttrain.hidden_states.store import (
     Document,
     HiddenStateStore,
     Manifest,
     open_shard,
-    plan_shards,
     read_manifest,
     shard_path,
-    write_shard,
 )
 from drafttrain.target_lm.config import stored_bytes
 from drafttrain.target_lm.info import TargetInfo, target_info
@@ -275,7 +274,7 @@ def test_full_disk(folder, monkeypatch):
         raise full
 
     manifest, before = read_manifest(folder), shard_path(folder, 2).read_bytes()
-    monkeypatch.setattr(store_module, "save_file", fill)
+    monkeypatch.setattr(shards_module, "save_file", fill)
     with pytest.raises(UserError, match="shard-00002.*No space left.*free some space"):
         write_shard(folder, 2, manifest, documents()[7:], [])
     monkeypatch.setattr(writing.os, "fsync", mock.Mock(side_effect=full))
