@@ -54,7 +54,7 @@ from drafttrain.target_lm.model import block_number
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
-from drafttrain.utils.memory import trim_heap
+from drafttrain.utils.heap import trim_heap
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.threads import usable_cores
 

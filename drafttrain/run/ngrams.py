@@ -1,64 +1,58 @@
 """The n-grams stage: a cache without texts of measured prompts, and Self-Draft tuned for it."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from drafttrain.data.build import unmeasured_conversations
 from drafttrain.data.chat import tokenizer_hash
-from drafttrain.data.config import PromptSet
 from drafttrain.data.measured import not_compared, note_compared
 from drafttrain.data.report import CorpusReport
+from drafttrain.run.recipe import Recipe
+from drafttrain.run.stages import NGRAMS, corpus_sources, measured_prompts
+from drafttrain.run.target import target_model
 from drafttrain.self_draft.build import build_ngrams, corpus_of
-from drafttrain.self_draft.config import NgramConfig, TuneConfig
+from drafttrain.self_draft.config import NgramConfig
 from drafttrain.self_draft.corpus_cache import FILE, CorpusCache
+from drafttrain.self_draft.tune_config import TuneConfig
 from drafttrain.self_draft.tuning import tune_self_draft
 from drafttrain.target_lm.loading import load_for_decoding, load_tokenizer
 from drafttrain.utils.files import read_json
 from drafttrain.utils.provenance import content_hash
 
 
-def make_ngrams(
-    config: NgramConfig,
-    target: str,
-    out: Path,
-    measured: Sequence[PromptSet],
-    keys: tuple[str, str],
-    tuning: TuneConfig | None,
-    dtype: str = "auto",
-    device: str = "auto",
-) -> dict[str, int]:
-    """Count n-grams and, with a tuning, tune Self-Draft for them.
-
-    Args:
-        measured: prompts that the bundle will be measured on: no text may hold one.
-        keys: of the recipe, with the sources and with what is excluded from them.
+def make_ngrams(recipe: Recipe, folders: dict[str, Path], out: Path) -> dict[str, int]:
+    """Count the n-grams of the corpus's sources and, where prompts calibrate, tune Self-Draft for them.
 
     Raises:
-        UserError: a text does, or a setting or a source is unusable.
+        UserError: a text holds a prompt that the bundle will be measured on, or a setting or a source is
+            unusable.
     """
+    (config, keys), measured, prompts = (
+        _settings(recipe, folders),
+        measured_prompts(recipe),
+        recipe.calibrate.prompts,
+    )
+    target = target_model(recipe)
     report = build_ngrams(config, load_tokenizer(target), out, measured, keys)
     note_compared(out, measured)
-    if tuning is not None:
-        model = load_for_decoding(target, dtype=dtype, device=device)
+    if prompts is not None:
+        model = load_for_decoding(target, dtype=recipe.target.dtype, device=recipe.target.device)
+        tuning = TuneConfig(prompts, busy=recipe.calibrate.busy)
         tune_self_draft(tuning, model, CorpusCache.open(out, tokenizer_hash(model.tokenizer)), out)
     return {"tokens": report["tokens"]}
 
 
-def check_ngrams(
-    config: NgramConfig, target: str, folder: Path, measured: Sequence[PromptSet], keys: tuple[str, str]
-) -> None:
-    """Compare n-grams with prompts that have been named since they were counted. Their sources are read
-    again; a line says so where one has changed or is gone.
-
-    Args:
-        config, measured, keys: as for `make_ngrams`.
+def check_ngrams(recipe: Recipe, run: Path, folders: dict[str, Path]) -> None:
+    """Compare the n-grams of a run with prompts that have been named since they were counted. Their sources
+    are read again; a line says so where one has changed or is gone.
 
     Raises:
         UserError: a text holds one of these prompts.
     """
-    if not (new := not_compared(folder, measured)):
+    folder, (config, keys) = run / NGRAMS, _settings(recipe, folders)
+    if not (new := not_compared(folder, measured_prompts(recipe))):
         return
     counted = read_json(folder / FILE)["sources"]
     for source, known in zip(config.sources, counted, strict=False):
@@ -68,6 +62,18 @@ def check_ngrams(
             Console(stderr=True).print(line, style="yellow", markup=False, soft_wrap=True)
             return
     read = corpus_of(config)
-    for _ in unmeasured_conversations(read, load_tokenizer(target), CorpusReport(), new, keys):
+    for _ in unmeasured_conversations(read, load_tokenizer(target_model(recipe)), CorpusReport(), new, keys):
         pass
     note_compared(folder, new)
+
+
+def _settings(recipe: Recipe, folders: dict[str, Path]) -> tuple[NgramConfig, tuple[str, str]]:
+    """Return what is counted, and the keys of its sources and of what is excluded from them."""
+    given = recipe.ngrams
+    sources, exclude = (
+        given.sources or corpus_sources(recipe, folders),
+        given.exclude or recipe.corpus.exclude,
+    )
+    keys = ("ngrams" if given.sources else "corpus"), ("ngrams" if given.exclude else "corpus")
+    config = replace(given, sources=sources, exclude=exclude)
+    return config, (f"{keys[0]}.sources", f"{keys[1]}.exclude")

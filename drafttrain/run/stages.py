@@ -20,7 +20,6 @@ from drafttrain.drafters.config import FILES, DrafterConfig, kind_of, read_confi
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.target import PLACE, target_model
 from drafttrain.run.workflow import PREVIOUS, Stage
-from drafttrain.self_draft.config import NgramConfig, TuneConfig
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.hashes import sha256_file
@@ -135,7 +134,10 @@ def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:
         limits = 1e9 * config.max_disk_gb, config.shard_tokens
         kept = KeptStates(stored_blocks(recipe), config.dtype, *limits)
     given = {"earlier": earlier, "kept": kept, "is_own": True}  # the run resumes nothing else
-    given |= {"exclude": recipe.corpus.exclude, "measured": _measured(recipe)}  # before hours are spent
+    given |= {
+        "exclude": recipe.corpus.exclude,
+        "measured": measured_prompts(recipe),
+    }  # before hours are spent
     return regenerate(recipe.regenerate, model, out, **_place(recipe), **given)
 
 
@@ -143,12 +145,12 @@ def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
     from drafttrain.data.build import build_corpus
     from drafttrain.target_lm.loading import load_tokenizer
 
-    config = dataclasses.replace(recipe.corpus, sources=_sources(recipe, folders))
-    report = build_corpus(config, load_tokenizer(target_model(recipe)), out, _measured(recipe))
+    config = dataclasses.replace(recipe.corpus, sources=corpus_sources(recipe, folders))
+    report = build_corpus(config, load_tokenizer(target_model(recipe)), out, measured_prompts(recipe))
     return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
 
 
-def _sources(recipe: Recipe, folders: Folders) -> list[Source]:
+def corpus_sources(recipe: Recipe, folders: Folders) -> list[Source]:
     """Return the sources of the corpus, the target's answers of this run first.
 
     Raises:
@@ -167,45 +169,20 @@ def _sources(recipe: Recipe, folders: Folders) -> list[Source]:
     return given
 
 
-def _ngram_settings(recipe: Recipe, folders: Folders) -> tuple[NgramConfig, tuple[str, str]]:
-    """Return what is counted, and the keys of its sources and of what is excluded from them."""
-    given = recipe.ngrams
-    sources, exclude = given.sources or _sources(recipe, folders), given.exclude or recipe.corpus.exclude
-    keys = ("ngrams" if given.sources else "corpus"), ("ngrams" if given.exclude else "corpus")
-    config = dataclasses.replace(given, sources=sources, exclude=exclude)
-    return config, (f"{keys[0]}.sources", f"{keys[1]}.exclude")
-
-
 def _ngrams(recipe: Recipe, folders: Folders, out: Path) -> dict[str, int]:
-    """Count the n-grams of the corpus's sources and, where prompts calibrate, tune Self-Draft for them."""
     from drafttrain.run.ngrams import make_ngrams
 
-    prompts, (config, keys) = recipe.calibrate.prompts, _ngram_settings(recipe, folders)
-    tuning = None if prompts is None else TuneConfig(prompts, busy=recipe.calibrate.busy)
-    given = target_model(recipe), out, _measured(recipe), keys, tuning
-    return make_ngrams(config, *given, **_place(recipe))
+    return make_ngrams(recipe, folders, out)
 
 
-def _check_ngrams(recipe: Recipe, run: Path) -> None:
-    """Compare the n-grams of a run with prompts that have been named since they were counted."""
-    measured = _measured(recipe)
-    if recipe.ngrams is None or not measured or not (run / NGRAMS).exists():
-        return
-    from drafttrain.run.ngrams import check_ngrams
-
-    answers = {"regenerate": run / ANSWERS} if _is_regenerated(recipe) else {}
-    config, keys = _ngram_settings(recipe, answers)
-    check_ngrams(config, target_model(recipe), run / NGRAMS, measured, keys)
-
-
-def _measured(recipe: Recipe) -> list[PromptSet]:
+def measured_prompts(recipe: Recipe) -> list[PromptSet]:
     """Return the prompts that the drafter is measured on, as far as they are there yet."""
     return [prompts for prompts in recipe.evaluate.prompts if Path(prompts.path).exists()]
 
 
 def _check_measured(recipe: Recipe, corpus: Path) -> None:
     """Compare the corpus with prompts that have been named since it was built."""
-    if not (measured := _measured(recipe)):
+    if not (measured := measured_prompts(recipe)):
         return
     from drafttrain.data.measured import not_compared
 
@@ -278,7 +255,12 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
 
     if _is_trained(recipe) and (out.parent / CORPUS).exists():
         _check_measured(recipe, out.parent / CORPUS)
-    _check_ngrams(recipe, out.parent)
+    if recipe.ngrams is not None and (out.parent / NGRAMS).exists() and measured_prompts(recipe):
+        from drafttrain.run.ngrams import check_ngrams
+
+        check_ngrams(
+            recipe, out.parent, {"regenerate": out.parent / ANSWERS} if _is_regenerated(recipe) else {}
+        )
     config, classifier = recipe.evaluate, _made_classifier(folders)
     if classifier is None and _has_classifier(recipe):
         trees = [tree for tree in config.trees if not takes_classifier(tree)]

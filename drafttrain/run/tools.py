@@ -76,8 +76,8 @@ def _tune_self_draft(args: argparse.Namespace) -> None:
     if "ngrams" not in args and "out" not in args:
         raise UserError("--out: must be given without --ngrams, got none; name a folder to write to")
 
-    from drafttrain.self_draft.config import TuneConfig
     from drafttrain.self_draft.settings import open_corpus
+    from drafttrain.self_draft.tune_config import TuneConfig
     from drafttrain.self_draft.tuning import tune_self_draft
     from drafttrain.target_lm.loading import load_for_decoding
 

@@ -1,14 +1,10 @@
 """Settings of the n-gram cache and of Self-Draft's calibration."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-from drafttrain.data.config import PromptSet, Source
+from drafttrain.data.config import Source
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
-
-BRANCHES = ((0, 6), (1, 4), (2, 5), (6, 6))  # N and L that are tried, the paper's last
-STRICTNESS = (0.5, 0.8, 1.2, 1.8)  # rates to beat that are tried, relative to the rate reached
 
 
 @dataclass
@@ -43,31 +39,4 @@ class NgramConfig:
         """
         if not self.sources:
             raise UserError("SOURCE: must name at least one file, folder or archive of text, got none")
-        check_ranges(self)
-
-
-@dataclass
-class TuneConfig:
-    """How Self-Draft is tuned.
-
-    Attributes:
-        prompts: that no benchmark uses.
-        max_new_tokens: tokens decoded per prompt at most.
-        branches: N and L that are tried.
-        strictness: rates that are tried, in terms of the rate reached.
-        busy: what to do when other processes would spoil the timings.
-    """
-
-    prompts: PromptSet
-    max_new_tokens: int = setting(96, ge=2)
-    branches: tuple[tuple[int, int], ...] = BRANCHES
-    strictness: tuple[float, ...] = STRICTNESS
-    busy: Literal["warn", "refuse"] = "warn"
-
-    def check(self) -> None:
-        """Validate the settings.
-
-        Raises:
-            UserError: a value out of range.
-        """
         check_ranges(self)

@@ -20,10 +20,10 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.self_draft.candidates import CandidateModel, Features
-from drafttrain.self_draft.config import TuneConfig
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.self_draft.proposer import SelfDraftConfig
 from drafttrain.self_draft.settings import SETTINGS, SelfDraftSettings, corpus_hash
+from drafttrain.self_draft.tune_config import TuneConfig
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.machine import OtherLoad, check_quiet

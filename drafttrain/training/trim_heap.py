@@ -7,7 +7,7 @@ glibc's heap fragments: five MEDUSA heads, whose tensors take 0.8 GB, held 3 GB 
 
 from transformers import TrainerCallback
 
-from drafttrain.utils.memory import heap_trimmer
+from drafttrain.utils.heap import heap_trimmer
 
 EVERY = 10  # steps: allocating the memory again takes a tenth of a second
 

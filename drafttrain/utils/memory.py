@@ -1,7 +1,4 @@
-"""Too little memory, in one line; free memory that goes back to the system."""
-
-import ctypes
-from collections.abc import Callable
+"""Too little memory, in one line."""
 
 from drafttrain.utils.errors import brief
 
@@ -19,17 +16,3 @@ def memory_problem(error: BaseException) -> str | None:
         f"memory: not enough for these settings ({reason}); lower batches, rows or lengths, or end what else "
         "uses it"
     )
-
-
-def heap_trimmer() -> Callable[[int], int] | None:
-    """Return glibc's `malloc_trim(bytes to keep)`; None with another C library."""
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # musl, macOS; Windows
-        return None
-
-
-def trim_heap() -> None:
-    """Return free memory below what is in use to the system, where the C library can."""
-    if (trim := heap_trimmer()) is not None:
-        trim(0)

@@ -34,13 +34,13 @@ from drafttrain.evaluation.stock import load_stock
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.self_draft.config import TuneConfig
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.lookahead import Lookahead
 from drafttrain.self_draft.prompt_lookup import PromptLookup
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 from drafttrain.self_draft.settings import SETTINGS, SelfDraftSettings, open_corpus
+from drafttrain.self_draft.tune_config import TuneConfig
 from drafttrain.self_draft.tuning import tune_self_draft
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint

@@ -17,12 +17,13 @@ from drafttrain.inference.proposer import NoProposer
 from drafttrain.run.cli import main
 from drafttrain.self_draft.build import build_ngrams
 from drafttrain.self_draft.candidates import CandidateModel
-from drafttrain.self_draft.config import NgramConfig, TuneConfig
+from drafttrain.self_draft.config import NgramConfig
 from drafttrain.self_draft.corpus_cache import DATA
 from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraftConfig
 from drafttrain.self_draft.settings import SETTINGS as FILE
 from drafttrain.self_draft.settings import SelfDraftSettings, load_self_draft, open_corpus
+from drafttrain.self_draft.tune_config import TuneConfig
 from drafttrain.self_draft.tuning import fit_odds, tune_self_draft
 from drafttrain.trees.costs import CostCurve
 from drafttrain.utils.errors import UserError

@@ -9,7 +9,7 @@ import torch
 
 from drafttrain.training import trim_heap as heap
 from drafttrain.training.trim_heap import EVERY, TrimHeap
-from drafttrain.utils.memory import heap_trimmer
+from drafttrain.utils.heap import heap_trimmer
 
 MB = 1e6
 
