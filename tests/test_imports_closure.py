@@ -4,8 +4,8 @@ from studies import goals
 from studies.figures import structure
 from studies.goals import Run
 
-# lines, to be lowered to the goals of `studies/figures/structure.py`; checks of damaged files took 100 more, and
-# the stage that counts n-grams as many: its settings, its checks and what the planner asks of it
+# lines, to be lowered to the goals of `studies/figures/structure.py`; checks of damaged files took 100 more,
+# and the stage that counts n-grams as many: its settings, its checks and what the planner asks of it
 DECODE, TRAIN = 7_000, 11_255
 
 
