@@ -9,9 +9,10 @@ from rich.console import Console
 
 from drafttrain.bundle import find_bundle, load_bundle
 from drafttrain.bundle_files import CONFIG, WEIGHTS
-from drafttrain.classifier.config import ClassifierConfig, ClassifierStageConfig, DumpConfig
+from drafttrain.classifier.config import ClassifierConfig, DumpConfig
 from drafttrain.classifier.data import NothingToLearn
 from drafttrain.classifier.dump import finished_shards, write_trees
+from drafttrain.classifier.stage_config import ClassifierStageConfig
 from drafttrain.classifier.train import train_classifier
 from drafttrain.data.prompts import read_prompts
 from drafttrain.kernels.machine import dtype_name

@@ -107,7 +107,7 @@ def corpus(args: argparse.Namespace) -> None:
         return run_recipe(args, "corpus", "split", "target", "seed")
     refuse(args, "with --view", *PLAN)
     from drafttrain.data.view import view_corpus
-    from drafttrain.run.target import recorded_target
+    from drafttrain.run.recorded import recorded_target
     from drafttrain.target_lm.loading import load_tokenizer
 
     target = args.target if "target" in args else recorded_target(args.source)

@@ -27,8 +27,8 @@ from drafttrain.drafters.causal_lm import CausalLmConfig, with_adapters
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.regenerate.responses import RESPONSES
 from drafttrain.run.recipe import PlanConfig, Recipe
+from drafttrain.run.recorded import recorded_place
 from drafttrain.run.stages import ANSWERS, drafter_shape, stored_blocks
-from drafttrain.run.target import recorded_place
 from drafttrain.target_lm.config import stored_bytes
 from drafttrain.target_lm.fetch import known_folder
 from drafttrain.target_lm.known import is_known

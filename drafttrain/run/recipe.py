@@ -19,7 +19,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from drafttrain.calibration.config import CalibrateConfig
-from drafttrain.classifier.config import ClassifierStageConfig
+from drafttrain.classifier.stage_config import ClassifierStageConfig
 from drafttrain.data.config import CorpusConfig, RegenerateConfig
 from drafttrain.drafters.config import DrafterConfig, drafter_folder, read_config
 from drafttrain.evaluation.config import EvaluateConfig

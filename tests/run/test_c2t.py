@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from drafttrain.classifier.config import ClassifierStageConfig
 from drafttrain.classifier.model import Classifier
+from drafttrain.classifier.stage_config import ClassifierStageConfig
 from drafttrain.data.config import PromptSet
 from drafttrain.run import c2t as stage
 from drafttrain.run.c2t import make_classifier

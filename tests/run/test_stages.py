@@ -23,8 +23,8 @@ from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
 from drafttrain.run import cli, estimates
 from drafttrain.run.recipe import load_recipe
+from drafttrain.run.recorded import recorded_target
 from drafttrain.run.stages import STAGES, drafter_shape
-from drafttrain.run.target import recorded_target
 from drafttrain.run.workflow import Workflow
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
