@@ -246,11 +246,11 @@ class Adversary(Drafter):
 
 TOGETHER = scheduling("batched", "joined", sequences=32)
 ADVERSARIES = ["right", "wrong", "uniform", "two alone", "sure"]
+CHAINS, BUSHES = ("1-1-1", "1-1-1-1", "1-1-1-1-1"), ("2-2-1", "4-2-1-1", "2-2-1-1")
 DISTRIBUTIONS = [  # shapes of Table 1, and with a threshold
-    *((k, 6, TOGETHER, kind) for k in ("1-1-1", "1-1-1-1-1", "2-2-1", "4-2-1-1") for kind in ADVERSARIES),
-    *((k, 6, TOGETHER, kind) for k in ("1-1-1-1", "2-2-1-1") for kind in ("wrong", "two alone")),
+    *((k, 6, TOGETHER, kind) for k in CHAINS + BUSHES for kind in ADVERSARIES),
+    *(("8-2-1-1-1", 12, TOGETHER, kind) for kind in ADVERSARIES),  # eight children need more tokens
     *(("2-2-1-1-1,threshold=0.2", 6, TOGETHER, kind) for kind in ("wrong", "two alone")),
-    ("8-2-1-1-1", 12, TOGETHER, "two alone"),
     ("2-2-1", 6, scheduling("one", "joined", sequences=32), "two alone"),
 ]
 
