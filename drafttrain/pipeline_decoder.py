@@ -33,7 +33,7 @@ from drafttrain.inference.session import NOT_FINITE
 from drafttrain.inference.text import Prompt, TextStream, encode, is_batch
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.kernels.team import native_team
-from drafttrain.pipeline.baselines import pp, stpp
+from drafttrain.pipeline.baselines import pp, slm, stpp
 from drafttrain.pipeline.config import PipelineConfig, balanced
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Layout, Member, Output, Pace, Request
@@ -63,7 +63,7 @@ DRAFT_SLOTS = 64  # of a cache, for trees in flight
 ROOM = 2048  # tokens for which caches get room where prompts are not known yet
 LOADING = 3600.0  # seconds in which the others may load their weights
 DTYPES = torch.float32, torch.bfloat16
-MODES: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp}
+MODES: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp, "slm": slm}
 
 
 @dataclass
@@ -396,6 +396,11 @@ def load_member(
     if config.children > vocabulary:
         raise UserError(f"children: must be <= {vocabulary}, the drafter's vocabulary, got {config.children}")
     taps = [block_number(block, n_blocks) for block in stored.get("tapped_blocks", [])]
+    if config.mode == "slm" and not is_plain_lm(config.drafter):
+        raise UserError(
+            f"drafter: must be a small LM for mode slm, got {config.drafter}, which cannot write alone; name "
+            "the folder of one"
+        )
     owners = [next(r for r, end in zip(layout.stages, ends) if tap < end or end == n_blocks) for tap in taps]
     stage = None
     if rank in layout.stages:

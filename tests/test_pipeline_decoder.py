@@ -81,6 +81,23 @@ def test_more_children_than_the_drafter_has_tokens(alone, tiny_target_folder, ti
         PipelineDecoder(config(tiny_target_folder, tiny_bundle, "pipedec", children=100_000))
 
 
+def test_a_small_lm_alone(alone, tiny_target_folder, tiny_bundle, monkeypatch):
+    """Here the target drafts for itself, so its text is the target's."""
+    with pytest.raises(UserError, match="drafter: must be a small LM for mode slm, got .*cannot write alone"):
+        PipelineDecoder(config(tiny_target_folder, tiny_bundle, "slm"))
+    with PipelineDecoder(config(tiny_target_folder)) as pipeline:
+        plain = pipeline.generate(PROMPTS)
+    with PipelineDecoder(config(tiny_target_folder, tiny_target_folder, "slm")) as pipeline:
+        own = pipeline.generate(PROMPTS)
+        expand = type(pipeline.me.drafter).expand
+        monkeypatch.setattr(type(pipeline.me.drafter), "expand", lambda *args: expand(*args) * torch.nan)
+        with pytest.raises(UserError, match="logits must be finite, got NaN"):
+            pipeline.generate(PROMPTS[0])
+    assert [(one.text, one.timesteps, one.hits) for one in own] == [
+        (one.text, one.timesteps, 0) for one in plain
+    ]
+
+
 def test_a_busy_port_and_an_absent_rank(alone, tiny_target_folder, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -1,5 +1,6 @@
 """The programs of the baselines (PipeDec, §4.2). `pp`: a token passes all stages before the next one begins.
-`stpp`: so does a whole tree of drafts, whose accepted path is emitted.
+`stpp`: so does a whole tree of drafts, whose accepted path is emitted. `slm`: the small LM that drafts writes
+a text of its own.
 """
 
 import time
@@ -8,12 +9,14 @@ import torch
 
 from drafttrain.inference.acceptance import AcceptanceRule, rule_for
 from drafttrain.inference.drawing import SamplingRule
+from drafttrain.inference.sampling import Sampler
 from drafttrain.inference.session import NOT_FINITE
 from drafttrain.pipeline.exchange import NOTHING, collect, is_done, prefill
 from drafttrain.pipeline.member import Member, Output, Request
 from drafttrain.pipeline.stage import Flow, Stage
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.tree import TokenTree
 
 
 def pp(me: Member, request: Request) -> Program:
@@ -102,6 +105,45 @@ def stpp(me: Member, request: Request) -> Program:
         me.done("V", "finish", me.node, output.timesteps, me.clock())
     output.seconds = me.clock() - began
     return output
+
+
+def slm(me: Member, request: Request) -> Program:
+    """Decode with the small LM alone, at its rank, while all stages rest; return an `Output`, whose timesteps
+    are its forwards. Its text is not the target's."""
+    output, began, state = Output([]), me.clock(), None
+    *prompt, last = request.tokens
+    if me.drafter is not None:
+        state = me.drafter.new_state(1, me.room)
+        if prompt:
+            _read(me, state, prompt)
+    while not is_done(output.tokens, request):
+        output.timesteps += 1
+        found, started = NOTHING, time.perf_counter()
+        if me.drafter is not None:
+            with me.device:
+                root = TokenTree.root_only(torch.tensor([last]))
+                logits = me.drafter.expand(state, root, torch.zeros(1, 1, dtype=torch.long))  # [1, 1, V]
+                place = torch.tensor([[len(output.tokens)]])
+                picked = Sampler([request.sampling]).pick(logits.float(), place)[0]  # [1]
+                found = int(me.drafter.to_target(picked))
+                if not bool(logits[0, 0, picked].isfinite()):
+                    found = NOT_FINITE
+            _read(me, state, [last])
+            me.draft_pace.wait(started)
+        [last] = yield Broadcast(me.layout.drafter, [found])
+        if not output.tokens:
+            began = me.clock()
+        output.tokens.append(last)
+    output.timesteps -= 1  # the prompt's is not counted
+    output.seconds = me.clock() - began
+    return output
+
+
+def _read(me: Member, state: object, tokens: list[int]) -> None:
+    """Let a drafter that reads tokens alone read some."""
+    nothing = torch.zeros(1, len(tokens), 0)  # [1, m, 0] states
+    with me.device:
+        me.drafter.update(state, torch.tensor([tokens]), nothing, torch.tensor([len(tokens)]))
 
 
 def _judge(stage: Stage, logits: torch.Tensor, accept: AcceptanceRule, depth: int) -> list[int]:

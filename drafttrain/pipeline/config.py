@@ -119,7 +119,8 @@ class PipelineConfig:
         drafter: folder or Hub id of a bundle, or folder of a small LM that drafts untrained. null: none (pp).
         dtype: what target and drafter compute in.
         mode: pipedec (a tree in flight, every stage on another layer of it), stpp (a static tree passes all
-            stages, then the next one) or pp (a token at a time).
+            stages, then the next one) or pp (a token at a time). slm: the small LM that drafts writes a text
+            of its own while all stages rest, to compare with.
         width: nodes of a layer of the tree in flight at most.
         children: candidates for each of its nodes.
         layers: that it grows by in a timestep; several (ours) pay where a draft takes much less than a stage.
@@ -142,7 +143,7 @@ class PipelineConfig:
     target: str
     drafter: str | None = None
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    mode: Literal["pipedec", "stpp", "pp"] = "pipedec"
+    mode: Literal["pipedec", "stpp", "pp", "slm"] = "pipedec"
     width: int = setting(4, ge=1)
     children: int = setting(4, ge=1)
     layers: int = setting(1, ge=1, le=64)

@@ -10,7 +10,7 @@ import torch
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.params import SamplingParams
-from drafttrain.pipeline.baselines import pp, stpp
+from drafttrain.pipeline.baselines import pp, slm, stpp
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Layout, Member, Request
 from drafttrain.pipeline.part import load_part
@@ -19,7 +19,7 @@ from drafttrain.pipeline.stage import Stage
 from drafttrain.target_lm.loading import load_target
 from drafttrain.trees.chain import ChainPolicy
 
-MODES = {"pipedec": pipedec, "pp": pp, "stpp": stpp}
+MODES = {"pipedec": pipedec, "pp": pp, "stpp": stpp, "slm": slm}
 BLOCKS = (1, 1, 2)
 
 

@@ -44,6 +44,7 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         base | {"mode": "pipedec", "tree": [1, 1, 3, 1], "prompt": prompts[1]},
         base | {"mode": "pipedec", "tree": [6, 8, 3, 3], "prompt": prompts[2]},
         base | {"mode": "pipedec", "reads_states": False},
+        base | {"mode": "slm", "reads_states": False, "sampling": SAMPLED},
         base | {"mode": "pipedec", "reads_states": False, "groups": [[1, 2], [3]], "sampling": SAMPLED},
     ]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))

@@ -14,7 +14,7 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.kernels.build import variant
-from drafttrain.pipeline.baselines import pp, stpp
+from drafttrain.pipeline.baselines import pp, slm, stpp
 from drafttrain.pipeline.check import problems
 from drafttrain.pipeline.member import Request
 from drafttrain.pipeline.program import pipedec
@@ -74,6 +74,23 @@ def test_one_token_at_a_time(members, texts, prompts, family, cuts):
             found = decode(pp, pipeline, prompt, sampling)
             assert found.tokens == texts(family, number, sampling)
             assert found.timesteps == (NEW - 1) * len(cuts)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_small_lm_alone_writes_its_own_text(members, whole, folders, texts, prompts, family, alone):
+    other = whole("qwen2")  # whose text it is not
+    config = DrafterConfig(kind="causal_lm", model=str(folders[family]), draft_vocab_size=None)
+    small = new_drafter(other, config, torch.arange(other.vocab_size)).eval()
+    pipeline = members("qwen2", (2, 2), small, alone=alone)
+    for number, prompt in enumerate(prompts):
+        for sampling in (GREEDY, SAMPLED):
+            expected = texts(family, number, sampling)
+            found = decode(slm, pipeline, prompt, sampling)
+            assert found.tokens == expected and found.timesteps == NEW - 1
+            assert decode(slm, pipeline, prompt, sampling, new=1).tokens == expected[:1]
+        stopped = decode(slm, pipeline, prompt, sampling, stop=expected[2:3])
+        assert stopped.tokens == expected[: expected.index(expected[2]) + 1]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
