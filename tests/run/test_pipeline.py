@@ -67,21 +67,32 @@ def test_it_decodes_what_the_whole_target_decodes(
     )
 
 
-@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP, signal.SIGINT])
-def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
+@pytest.mark.parametrize(
+    ("mode", "lost", "sent"),
+    [
+        ("pp", 1, signal.SIGKILL),
+        ("pp", 0, signal.SIGSTOP),
+        ("pp", 2, signal.SIGINT),
+        ("pipedec", 0, signal.SIGKILL),
+        ("pipedec", 1, signal.SIGSTOP),
+        ("stpp", 2, signal.SIGKILL),
+    ],
+)
+def test_a_lost_rank_ends_the_others(words, tiny_bundle, tmp_path, mode, lost, sent):
     """One line on every other rank; a rank that is interrupted ends, though it waits for a message."""
     prompts = tmp_path / "many.jsonl"  # a minute's work, of which each has its line
     prompts.write_text("".join(json.dumps({"id": f"p{i}", "prompt": "Why?"}) + "\n" for i in range(200)))
-    more = ["--stages.ranks", "2", "--max_new_tokens", "4", "--timeout_s", "4", "--pace.stage_ms", "50"]
-    more += ["--prompts", str(prompts), "--limit", "null"]
+    more = ["--stages.ranks", "3", "--max_new_tokens", "4", "--timeout_s", "4", "--pace.stage_ms", "50"]
+    more += ["--prompts", str(prompts), "--limit", "null", "--mode", mode]
+    more += [] if mode == "pp" else ["--drafter", str(tiny_bundle)]
     command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words, *more]
     import socket
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    files = [open(tmp_path / f"{rank}.txt", "w+") for rank in range(2)]
+    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
+    files = [open(tmp_path / f"{rank}.txt", "w+") for rank in range(3)]
     ranks = [
         subprocess.Popen(command, env={**place, "RANK": str(rank)}, stdout=file, stderr=file)
         for rank, file in enumerate(files)
@@ -91,15 +102,19 @@ def test_a_lost_rank_ends_the_others(words, tmp_path, lost):
         while "p0: " not in (tmp_path / "0.txt").read_text():  # from then on they decode
             assert all(rank.poll() is None for rank in ranks) and time.monotonic() < limit
             time.sleep(0.05)
-        ranks[1].send_signal(lost)
-        began = time.monotonic()
-        assert ranks[0].wait(timeout=30) == 1 and time.monotonic() - began < 4 + 5
-        files[0].seek(0)
-        lines = [line for line in files[0].read().splitlines() if "rank 0" in line]
-        reason = "timed out" if lost == signal.SIGSTOP else "the connection was closed"
-        assert len(lines) == 1 and "rank 0: lost a connection while it waited to" in lines[0]
-        assert f" rank 1 ({reason}); see what the other ranks say" in lines[0]
-        assert lost == signal.SIGSTOP or ranks[1].wait(timeout=2) == -lost
+        ranks[lost].send_signal(sent)
+        began, reasons = time.monotonic(), []
+        for number in {0, 1, 2} - {lost}:
+            assert ranks[number].wait(timeout=30) == 1 and time.monotonic() - began < 4 + 5
+            files[number].seek(0)
+            lines = [line for line in files[number].read().splitlines() if "lost a connection" in line]
+            assert len(lines) == 1 and f"rank {number}: lost a connection while it waited to" in lines[0]
+            assert lines[0].endswith("; see what the other ranks say, and start again")
+            reasons += [lines[0].partition("(")[2].partition(")")[0]]
+        # who hears from neither may lose the one that has ended for the other's sake
+        assert {*reasons} <= {"timed out", "the connection was closed"}
+        assert ("timed out" in reasons) == (sent == signal.SIGSTOP)
+        assert sent == signal.SIGSTOP or ranks[lost].wait(timeout=2) == -sent
     finally:
         for rank in ranks:
             rank.kill()
