@@ -147,7 +147,7 @@ def test_the_shipped_answers_hold_no_evaluation_prompt_and_their_hash_is_the_doc
     data = SCRIPTS.parent / "data"
     names = ("eval", "tuning_prompts.jsonl", "validation_prompts.jsonl", "heldout_prompts.jsonl")
     prompts = EvaluationPrompts.read([str(data / name) for name in names])
-    files = [data / f"train/answers{part}.parquet" for part in ("", "_2", "_3", "_4")]
+    files = [data / f"train/answers{part}.parquet" for part in ("", "_2", "_3", "_4", "_5")]
     rows = [row for path in files for row in parquet.read_table(path).to_pylist()]
     assert len(rows) > 10_000 and len({row["id"] for row in rows}) == len(rows)
     # some of their prompts are in the first three as well
