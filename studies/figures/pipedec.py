@@ -70,7 +70,7 @@ def pipeline_mismatches(run: Run) -> Measured:
     pair = load_pair("B", dtype="float32")
     chosen = read_prompts(MT_BENCH, run.prompts(1, MISMATCH_PROMPTS))
     prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
-    rows = mismatches.compare(pair, resolve_target(pair.target.name), prompts, MISMATCH_TOKENS)
+    rows = mismatches.compare_both(pair, resolve_target(pair.target.name), prompts, MISMATCH_TOKENS)
     write_json(run.folder("pipedec_mismatches") / "mismatches.json", rows)
     size = {"prompts": {"mt_bench": len(prompts)}}
     differ = sum(row["differ"] for row in rows)

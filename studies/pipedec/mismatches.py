@@ -1,5 +1,6 @@
 """Do all modes write what the whole target writes? In fp32, greedy and sampled, for one to four stages; trees
-in flight grow by one layer in a timestep, and by three.
+in flight grow by one layer in a timestep, and by three. The committed EDD drafter drafts, which reads the
+target's states, and then, for two and four stages, the target for itself, so that trees follow the prompt.
 
     python -m studies.pipedec.mismatches --limit 30
 
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from drafttrain.data.prompts import read_prompts, spread
+from drafttrain.drafters.causal_lm import as_drafter
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer
@@ -29,11 +31,22 @@ from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.arguments import MT_BENCH
+from studies.pipedec.modes import MODES as NAMES
 from studies.seed.pairs import Pair, load_pair
 
-STAGES, LAYERS = (1, 2, 3, 4), (1, 3)
+STAGES, LM_STAGES, LAYERS = (1, 2, 3, 4), (2, 4), (1, 3)
 TREE, WIDTH, CHILDREN = "eagle2:top_k=3,max_depth=4,total=8", 4, 4
 SAMPLED = SamplingParams(0.6, top_p=0.9, top_k=80, seed=1)
+
+
+def compare_both(
+    pair: Pair, place: str, prompts: Sequence[list[int]], new_tokens: int
+) -> list[dict[str, Any]]:
+    """Compare with the pair's drafter, and with the target, whose files are at `place`, in its stead."""
+    rows = compare(pair, place, prompts, new_tokens)
+    small = as_drafter(place, pair.target)
+    small.pack()
+    return rows + compare(replace(pair, drafter=small, source=place), place, prompts, new_tokens, LM_STAGES)
 
 
 @torch.no_grad()
@@ -65,7 +78,7 @@ def compare(
                 Member(rank, layout, Stage(part, room), drafter, policy, list(zip(taps, owners)), room)
             )
         for name, sampling in (("greedy", SamplingParams()), ("sampled", SAMPLED)):
-            ways = [(mode, layers) for mode in MODES for layers in (LAYERS if mode == "pipedec" else (1,))]
+            ways = [(mode, layers) for mode in NAMES for layers in (LAYERS if mode == "pipedec" else (1,))]
             for mode, layers in ways:
                 differ, program = 0, MODES[mode]
                 for prompt, text in zip(prompts, expected[name]):
@@ -73,7 +86,7 @@ def compare(
                     base = Request(prompt, new_tokens, stop, sampling, *tree)
                     output = run_locally([program(member, replace(base)) for member in members])[0]
                     differ += output.tokens != text
-                way = {"stages": n, "mode": mode, "layers": layers, "draws": name}
+                way = {"follows": not taps, "stages": n, "mode": mode, "layers": layers, "draws": name}
                 rows.append(way | {"texts": len(prompts), "differ": differ})
                 print(rows[-1], flush=True)
     return rows
@@ -83,7 +96,7 @@ def study(args: Namespace) -> None:
     pair = load_pair("B", dtype="float32")
     chosen = spread(read_prompts(args.prompts), args.limit)
     prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
-    rows = compare(pair, resolve_target(pair.target.name), prompts, args.new_tokens)
+    rows = compare_both(pair, resolve_target(pair.target.name), prompts, args.new_tokens)
     write_json(args.out / "mismatches.json", rows)
     print(f"{sum(row['differ'] for row in rows)} of {sum(row['texts'] for row in rows)} texts differ")
 

@@ -284,8 +284,9 @@ def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path
 
 def test_all_modes_write_the_targets_texts(pair, tiny_target_folder, some_tasks):
     prompts = [one.token_ids(pair.target.tokenizer) for one in some_tasks["a"]]
-    rows = mismatches.compare(pair, str(tiny_target_folder), prompts, 8, stages=(1, 3))
-    assert [row["differ"] for row in rows] == [0] * (2 * 2 * 4) and {row["texts"] for row in rows} == {2}
+    rows = mismatches.compare_both(pair, str(tiny_target_folder), prompts, 8)
+    assert [row["differ"] for row in rows] == [0] * (6 * 2 * 4) and {row["texts"] for row in rows} == {2}
+    assert sum(row["follows"] for row in rows) == 2 * 2 * 4
 
 
 def test_a_small_lm_that_is_the_target_has_all_its_tokens(tiny_target_folder):
