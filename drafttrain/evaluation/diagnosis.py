@@ -5,6 +5,7 @@ acceptance at each depth were that of the drafts without the cause.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,12 @@ CHILDREN = (2, 3, 5)  # of each node, of the trees whose length is estimated
 LENGTHS = (8, 12)  # of the longer chains that are estimated
 NUMBERS, POINTS, SPACE = "number", "punctuation", "space or line"
 START, INSIDE = "start of a word", "inside a word"
+# of a line of code outside of a fence, in the languages that answers mostly have
+CODE = re.compile(
+    r"(def|class|for|while|if|elif|else|try|except|with|switch|function|public|private|static)\b.*[:{;]$"
+    r"|from [\w.]+ import |import [\w.]+( as \w+)?$|return\b|#include\b|[\w.\[\]]+ [-+*/]?= |.*[;{}]$"
+    r"|(\t| {4})\s*[^\s\d*•-]"
+)
 
 
 @dataclass
@@ -89,7 +96,7 @@ def diagnose_drafts(
         "token": grouped(drafts, lambda one: kind_of_text(one.text)),
         "after": grouped(drafts, lambda one: "punctuation" if _ends_a_clause(one.before) else "other text"),
         "occurrences of the token": grouped(drafts, lambda one: _count(times[one.wanted], TIMES)),
-        "in code": grouped(drafts, lambda one: "code" if one.before.count("```") % 2 else "other text"),
+        "in code": grouped(drafts, lambda one: "code" if is_in_code(one.before) else "other text"),
         "position in the answer": grouped(drafts, lambda one: _bin(one.position, POSITIONS)),
         "tokens before it": grouped(drafts, lambda one: _bin(one.context, CONTEXTS)),
         "probability of the draft": grouped(drafts, lambda one: _bin(one.probability, PROBABILITIES)),
@@ -193,6 +200,14 @@ def kind_of_text(text: str) -> str:
     if not any(letter.isalnum() for letter in bare):
         return POINTS
     return START if text[0].isspace() else INSIDE
+
+
+def is_in_code(text: str) -> bool:
+    """Return whether a text ends in code: in an open fence or, without any fence, after a line of code."""
+    if "```" in text:
+        return bool(text.count("```") % 2)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return any(CODE.match(line) for line in lines[-2:])  # of which the last one may be unfinished
 
 
 def _ends_a_clause(text: str) -> bool:

@@ -10,6 +10,7 @@ from drafttrain.evaluation.diagnosis import (
     diagnose_drafts,
     differ,
     grouped,
+    is_in_code,
     kind_of_text,
     ranked,
 )
@@ -68,6 +69,28 @@ def test_all_and_none_accepted():
 )
 def test_kinds_of_tokens(text, kind):
     assert kind_of_text(text) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("Here it is:\n```python\nx", True),
+        ("Here it is:\n```python\nx = 1\n```\nIt sets", False),
+        ("def f(x):\n", True),
+        ("def f(x):\n    return x", True),
+        ("    if x > 1:\n        y += 2\n\n        for", True),
+        ("#include <stdio.h>\n\nint", True),
+        ("import numpy as np\n", True),
+        ("let x = 3;\nlet", True),
+        ("", False),
+        ("A river is water that flows. For example:\n\n1. The Rhine\n    - in Germany", False),
+        ("while it rains, we stay\nif it does not, we go", False),
+        ("I import cars from Japan, which pays.", False),
+        ("The sum is 3 + 4 = 7.", False),
+    ],
+)
+def test_code_has_no_need_of_fences(text, code):
+    assert is_in_code(text) == code
 
 
 def test_groups_are_in_order_and_whole():
