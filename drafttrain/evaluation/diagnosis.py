@@ -20,10 +20,10 @@ CHILDREN = (2, 3, 5)  # of each node, of the trees whose length is estimated
 LENGTHS = (8, 12)  # of the longer chains that are estimated
 NUMBERS, POINTS, SPACE = "number", "punctuation", "space or line"
 START, INSIDE = "start of a word", "inside a word"
-# of a line of code outside of a fence, in the languages that answers mostly have
+# of a line of code outside of a fence, in the languages that answers mostly have; x = 5 may be mathematics
 CODE = re.compile(
     r"(def|class|for|while|if|elif|else|try|except|with|switch|function|public|private|static)\b.*[:{;]$"
-    r"|from [\w.]+ import |import [\w.]+( as \w+)?$|return\b|#include\b|[\w.\[\]]+ [-+*/]?= |.*[;{}]$"
+    r"|from [\w.]+ import |import [\w.]+( as \w+)?$|return\b|#include\b|.*[=(].*;$|.*[{}]$"
     r"|(\t| {4})\s*[^\s\d*•-]"
 )
 

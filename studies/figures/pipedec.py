@@ -9,7 +9,7 @@ on tuning prompts.
 
 Estimated minutes on 2 cores: `pipedec_vs_pp` 30, `paced14_vs_pp` 50, `paced14_layers_vs_stpp` 20, `sim_error`
 15 after `pipedec_vs_pp` and `paced14_vs_pp`, the pair's counts some hours (`--resume` goes on),
-`pipeline_mismatches` 30, `top8_accuracy` 30, the others 1 to 3.
+`pipeline_mismatches` 40, `top8_accuracy` 30, the others 1 to 3.
 """
 
 from drafttrain.data.prompts import read_prompts

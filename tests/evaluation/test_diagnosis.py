@@ -87,6 +87,8 @@ def test_kinds_of_tokens(text, kind):
         ("while it rains, we stay\nif it does not, we go", False),
         ("I import cars from Japan, which pays.", False),
         ("The sum is 3 + 4 = 7.", False),
+        ("x = 5\ny = 12", False),
+        ("- apples;\n- pears;", False),
     ],
 )
 def test_code_has_no_need_of_fences(text, code):
