@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RECORDED = sorted((ROOT / "docs/figures").glob("*.jsonl"))
 HISTORY = sorted((ROOT / "docs/figures/history").glob("*.jsonl"))
-PAGES = [ROOT / "README.md", ROOT / "docs/results/README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/results").glob("*.md"))]
 SOURCE = re.compile(r"<!-- from: (.+) -->")
 NUMBER = re.compile(r"(?<![\w.-])-?\d[\d,]*(?:\.\d+)?(?![\w.]*\d)( ?%)?")
 # code, goals, links, "10 of 80 prompts"
@@ -129,7 +129,7 @@ def blocks(page: Path) -> Iterator[tuple[list[str], list[str]]]:
         yield [line for line in lines if not SOURCE.fullmatch(line)], sources
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
 def test_tables_have_no_other_numbers_than_their_sources(page):
     wrong = {}
     for lines, sources in blocks(page):
