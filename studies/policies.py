@@ -54,7 +54,7 @@ PCT_LARGE, PCT_LARGE_TUNED = "PCT (published)", "PCT tuned (large)"
 LARGE = {
     EAGLE2_LARGE: "eagle2:top_k=10,max_depth=6,total=50",  # as the EDD paper runs it
     PCT_LARGE: "pct:width=5,max_depth=10,min_confidence=0.01",  # as published, costs of this machine
-    # chosen on held-out chats (docs/experiments.md): six tenths of EAGLE-2's nodes
+    # chosen on held-out chats (docs/experiments/decoding.md): six tenths of EAGLE-2's nodes
     PCT_LARGE_TUNED: "pct:width=10,max_depth=10,min_confidence=0.0075,threshold=0.0075",
     # with the s_d and s_t that the paper has for 7B (appendix B)
     "PCT (costs of 7B)": (

@@ -51,7 +51,7 @@ def set_vocabulary(drafter: LayeredDrafter, target: FrozenTarget, draft_ids: tor
 
     New tokens get the target's rows, moved by the linear map that fits best how training has moved the
     others (least squares). Next to a head that was trained for long, the target's own rows have too large
-    logits (docs/experiments.md, Draft vocabulary).
+    logits (docs/experiments/training.md, Draft vocabulary).
     """
     old = drafter.draft_to_target.cpu()  # [D']
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Warnings of trainings that will not come to a useful drafter, by those that were measured.
 
 accept_len was 1.4 to 1.6 after 200 steps of 2,048 tokens at rates of 1e-3 to 4e-3; the paper's rate of 1e-4
-is for 70 M tokens (docs/experiments.md).
+is for 70 M tokens (docs/experiments/training.md).
 """
 
 from drafttrain.training.config import TrainingConfig
