@@ -30,7 +30,7 @@ from drafttrain.target_lm.loading import resolve_target
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.writing import write_json
 from studies import arguments
-from studies.arguments import MT_BENCH
+from studies.arguments import BUNDLE, MT_BENCH
 from studies.pipedec.modes import MODES as NAMES
 from studies.seed.pairs import Pair, load_pair
 
@@ -93,7 +93,7 @@ def compare(
 
 
 def study(args: Namespace) -> None:
-    pair = load_pair("B", dtype="float32")
+    pair = load_pair("B", drafter=BUNDLE, dtype="float32")
     chosen = spread(read_prompts(args.prompts), args.limit)
     prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
     rows = compare_both(pair, resolve_target(pair.target.name), prompts, args.new_tokens)
