@@ -1,4 +1,4 @@
-"""drafttrain trains what drafts for a large language model, and decodes with it: exactly, and faster.
+"""drafttrain trains drafters for large language models, and decodes with them: exactly, and faster.
 
     from drafttrain import SpeculativeDecoder
 
@@ -6,8 +6,8 @@
     print(decoder.generate("Why is the sky blue?").text)
 
 `from drafttrain import load_drafter` also registers every kind of drafter with transformers, so that
-`AutoModel.from_pretrained` knows it. Nothing heavy is imported before it is asked for: the command line
-answers `--help` at once.
+`AutoModel.from_pretrained` knows it. Modules are imported on first use, so that the command line answers
+`--help` at once.
 """
 
 from importlib import import_module

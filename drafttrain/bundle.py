@@ -1,4 +1,4 @@
-"""Load a bundle: a drafter with everything for decoding with it, in one folder or on the Hub."""
+"""Bundles: a drafter with everything that decoding with it needs, in one folder or on the Hub."""
 
 import os
 import shlex
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # a bundle without them does not import them
     from drafttrain.classifier.model import Classifier
     from drafttrain.self_draft.proposer import SelfDraft
 
-NGRAM = "ngram"  # for Self-Draft, alone or before a + and a growth policy
+NGRAM = "ngram"  # drafts by Self-Draft; "ngram+POLICY" joins them with a growth policy's
 DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been evaluated
 
 
@@ -35,14 +35,14 @@ class Bundle:
 
     Attributes:
         target: the frozen target.
-        drafter: for this target.
+        drafter: the drafter, attached to this target.
         tree: the growth policy that was fastest when evaluated, as `parse_policy` reads it.
-        calibration: the cost of drafting and verifying; None without one.
-        fingerprints: of "target" and "drafter".
+        calibration: the measured costs of drafting and verifying; None without one.
+        fingerprints: hashes of "target" and "drafter".
         classifier: for the trees of C2T; None without one.
         ngrams: Self-Draft with the bundle's n-gram cache; None without one.
         name: the folder or Hub id that it was loaded from.
-        is_given: the calibration was passed by the caller, and is used on any machine.
+        is_given: whether the caller passed the calibration, which is then used on any machine.
     """
 
     target: FrozenTarget
@@ -54,11 +54,11 @@ class Bundle:
     ngrams: "SelfDraft | None" = None
     name: str = "BUNDLE"
     is_given: bool = False
-    _here: "Calibration | None" = field(default=None, repr=False)  # the short one, once it is needed
+    _here: "Calibration | None" = field(default=None, repr=False)  # short calibration, made on first use
 
     def proposer(self, tree: str | None = None) -> Proposer:
-        """Return the drafter with a growth policy, by default the fastest. `ngram` drafts from n-grams alone,
-        without the drafter; `ngram+` before a policy joins both in one tree.
+        """Return the proposer of a growth policy, by default the fastest. `ngram` drafts from n-grams only,
+        without the drafter; `ngram+POLICY` joins drafts of both in one tree.
 
         Raises:
             UserError: no such policy, or it needs a calibration or a classifier and there is none.
@@ -73,26 +73,26 @@ class Bundle:
         if not plus:
             return ngrams
         policy = parse_policy(rest, self.costs_for(rest), self.classifier)
-        from drafttrain.self_draft.hybrid import HybridProposer  # for trees of this form alone
+        from drafttrain.self_draft.hybrid import HybridProposer  # for these trees only
 
         return HybridProposer(ngrams, TreeProposer(self.drafter, policy))
 
     @property
     def costs(self) -> Costs | None:
-        """Return the calibrated costs, without thresholds for another classifier."""
+        """Return the costs of the stored calibration, without C2T thresholds tuned for another classifier."""
         return None if self.calibration is None else self._costs_of(self.calibration)
 
     def costs_for(self, policy: str) -> Costs | None:
-        """Return the costs for a growth policy on this machine; None if there are none and it needs none."""
+        """Return the costs for a growth policy on this machine; None without a calibration."""
         calibration = self.calibration_for(policy)
         return None if calibration is None else self._costs_of(calibration)
 
     def calibration_for(self, policy: str) -> "Calibration | None":
         """Return the calibration for a growth policy on this machine.
 
-        That is the stored one, unless the policy needs it and it is missing or was made on another machine,
-        in another dtype or for another drafter: then it is this machine's short calibration, from the user's
-        cache or made now. One that the caller passed is always used.
+        This is the stored calibration. If the policy needs one and the stored one is missing or was made on
+        another machine, in another dtype or for another drafter, it is a short calibration of this machine,
+        from the user's cache or measured now. A calibration that the caller passed is always used.
         """
         stored = self.calibration
         if not uses_calibration(policy, self.costs or EXAMPLE_COSTS) or self.is_given:
@@ -106,7 +106,7 @@ class Bundle:
             return stored
         if self._here is None:
             parse_policy(policy, EXAMPLE_COSTS, self.classifier)  # reports wrong settings before measuring
-            from drafttrain.calibration.quick import calibration_here  # which imports the reader of prompts
+            from drafttrain.calibration.quick import calibration_here  # lazy: imports the reader of prompts
 
             made = self.target, self.drafter, self.fingerprints
             self._here = calibration_here(*made, f"{self.name}: {problem}", stored, self.classifier)
@@ -118,7 +118,7 @@ class Bundle:
         return costs if own else replace(costs, beta=None, expand=None, top_k=None)
 
     def warning(self, tree: str | None = None) -> str | None:
-        """Return a line if the policy uses a calibration of another machine, dtype or model; else None."""
+        """Return one line if the tree's timings are of another machine, dtype or model, else None."""
         policy = (tree or self.tree).removeprefix(f"{NGRAM}+")
         if (tree or self.tree).startswith(NGRAM) and self.ngrams is not None and self.ngrams.warning:
             return self.ngrams.warning
@@ -134,11 +134,11 @@ class Bundle:
 
 
 def find_bundle(path: str | os.PathLike) -> Path:
-    """Return the folder of a bundle by its path or Hub id, downloaded once; `user/name@branch` names a
-    branch.
+    """Return the folder of a bundle, given its path or its Hub id (`user/name`, `user/name@branch`); a bundle
+    on the Hub is downloaded once.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such bundle.
     """
     folder = drafter_folder(path)
     if folder.is_dir():
@@ -147,7 +147,7 @@ def find_bundle(path: str | os.PathLike) -> Path:
                 return folder / "drafter"
             raise UserError(f"{folder}: no config.json there; give the folder that `drafttrain export` wrote")
         return folder
-    from drafttrain.hub import download_bundle  # for bundles that are no folder here
+    from drafttrain.hub import download_bundle  # for bundles on the Hub
 
     return download_bundle(str(path))
 
@@ -176,11 +176,11 @@ def load_bundle(
     """Load a bundle (or the folder of a trained drafter) with its target, for decoding.
 
     Args:
-        path: folder or Hub id; or the folder of a small LM with the target's tokens, which drafts unchanged.
-        target: a loaded target, or as `load_target` takes it. None: the one that the bundle names.
-        dtype: of a target that is loaded here, as `load_target` takes it; the drafter has the target's.
+        path: folder or Hub id; or the folder of a small LM with the target's tokens, which drafts untrained.
+        target: a loaded target, or its name as for `load_target`. None: the one that the bundle names.
+        dtype: dtype of a target that is loaded here, as for `load_target`; the drafter gets the target's.
         calibration: a calibration, its file or its folder, used on any machine. None: the bundle's own.
-        own_calibration, own_classifier: read the bundle's own; not needed when it is about to be replaced.
+        own_calibration, own_classifier: read the bundle's own; False if it is about to be replaced.
         classifier: folder of a classifier. None: the bundle's own.
         ngrams: folder of an n-gram cache or of settings of Self-Draft. None: the bundle's own.
 
@@ -204,7 +204,7 @@ def load_bundle(
                 "command line)"
             ) from None
     if small:
-        from drafttrain.drafters.causal_lm import as_drafter  # for LMs that draft unchanged
+        from drafttrain.drafters.causal_lm import as_drafter  # for small LMs
 
         drafter = as_drafter(path, target)
     else:

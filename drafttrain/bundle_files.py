@@ -1,4 +1,4 @@
-"""The files of a bundle."""
+"""Names and contents of the files of a bundle."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 
-CARD = "card.json"  # the recipe's section `export`, for the card
+CARD = "card.json"  # the recipe's section `export`, for the model card
 README = "README.md"
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -43,10 +43,10 @@ CONTENTS = {
 
 
 def read_evaluation(path: Path) -> dict[str, Any] | None:
-    """Read an evaluation's results; None where there are none.
+    """Return the results of an evaluation, or None if there is no such file.
 
     Raises:
-        UserError: the file holds something else.
+        UserError: the file does not hold results of an evaluation.
     """
     if not path.exists():
         return None

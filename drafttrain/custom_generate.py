@@ -1,9 +1,9 @@
-"""Drafted decoding inside `generate` of transformers:
+"""Speculative decoding inside `generate` of transformers:
 
     model.generate(**inputs, custom_generate=drafttrain.generate, drafter="FOLDER or user/name")
 
 transformers prepares inputs, logits processors and stopping criteria as for its own loop (`_sample`), and
-calls `generate` here in its place.
+then calls our `generate` in place of that loop.
 """
 
 import inspect
@@ -46,14 +46,14 @@ from drafttrain.target_lm.twin import Look, is_plain, native_copy
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.utils.errors import UserError
 
-LOADED = "_drafttrain"  # attribute of a model: what has been loaded for it
+LOADED = "_drafttrain"  # attribute of a model that holds its `Loaded`
 GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 MODES = GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE
 HUB = "token", "cache_dir", "force_download", "local_files_only", "proxies"
 CACHES = None, "dynamic", "dynamic_full"
-STRETCHING = "dynamic", "longrope"  # kinds of rope that turn keys otherwise beyond some positions
-ROOM = 1024  # new tokens that caches get room for at once; few outputs are as long as their limit
-KEPT = 4  # decoders that a model keeps; drafters are large
+STRETCHING = "dynamic", "longrope"  # rope types that rotate keys differently beyond some position
+ROOM = 1024  # new tokens that KV caches are allocated for at first; few outputs reach their limit
+KEPT = 4  # decoders kept per model; drafters are large
 TAKEN = {"attention_mask", "position_ids", CACHE_ARGUMENT, "use_cache", "logits_to_keep", "cache_position"}
 
 
@@ -71,30 +71,30 @@ def generate(
     stop_strings: str | Sequence[str] | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Decode with drafts in place of `GenerationMixin._sample`, with the same greedy output; with one row the
-    same sampled output for the same state of torch's generator, with several the same distribution. In fp32,
-    that is: in fewer bits `generate` rounds otherwise, and texts part where two tokens come nearly even.
+    """Decode with drafts in place of `GenerationMixin._sample`, with the same greedy output.
 
-    The drafter is loaded in the first call for a model, which stays unchanged. Calls for one model from
-    several threads take turns. On a CPU a native copy of the weights decodes, several times faster than the
-    model's modules, until they change.
+    For one row and the same state of torch's generator, sampled output is the same too; for several rows it
+    has the same distribution. Both hold in fp32: in lower precision `generate` rounds differently, and texts
+    diverge where two tokens are nearly tied. The drafter is loaded in the first call for a model, which stays
+    unchanged. Calls for one model from several threads take turns. On a CPU a native copy of the weights
+    decodes, several times faster than the model's modules, until the weights change.
 
     Args:
         input_ids: int64 [B, L], padded on the left.
-        drafter: a bundle's folder or Hub id, or that of a small LM. None: n-grams draft.
+        drafter: folder or Hub id of a bundle, or folder of a small LM. None: Self-Draft, from n-grams.
         tree: growth policy of the drafts, as `SpeculativeDecoder.from_pretrained` takes it.
-        ngrams, calibration: folders, likewise.
-        native: make the copy, where the model can run natively (`target_lm/twin.py`). False: run its modules,
-            which takes no memory for a copy.
-        stop_strings: end an output, found with the tokenizer that the model's folder or repository has.
-        model_kwargs: what transformers has prepared for the model.
+        ngrams, calibration: folders, as `SpeculativeDecoder.from_pretrained` takes them.
+        native: decode with a native copy if the model can run natively (`target_lm/twin.py`). False: run the
+            model's own modules, which needs no memory for a copy.
+        stop_strings: strings that end an output; they need a tokenizer in the model's folder or repository.
+        model_kwargs: model inputs that transformers has prepared.
 
     Returns:
         int64 [B, L + longest output], padded on the right; or with return_dict_in_generate an output object,
         whose cache is None.
 
     Raises:
-        UserError: something is asked for that drafted decoding does not do.
+        UserError: an argument asks for something that speculative decoding does not support.
     """
     _add_stop_strings(stopping_criteria, stop_strings, lambda: _loaded(model).tokenizer_of(model))
     others = (drafter, tree, ngrams, calibration, native)
@@ -116,8 +116,8 @@ def _generate(
     native: bool = True,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Do what `generate` does once stop strings are criteria: transformers gives them to a function that has
-    an argument of this name, and else puts them into the generation config."""
+    """Run `generate` once stop strings have become criteria. It has no argument `stop_strings`: transformers
+    passes them to a function that has one, and otherwise puts them into the generation config."""
     began, streamer = time.time(), _of_caller("streamer")
     _refuse(model, input_ids, stopping_criteria, generation_config, model_kwargs, streamer)
     loaded = _loaded(model)
@@ -129,7 +129,7 @@ def _generate(
         if logits_processor or generation_config.do_sample or generation_config.return_dict_in_generate:
             size = decoder.target.vocab_size
             rule = AsTransformers.of(texts, logits_processor, criteria, generation_config, size)
-        # a caller's own length criterion takes the place of the config's
+        # a length criterion of the caller replaces the config's
         longest = stopping_criteria.max_length or generation_config.max_length
         limit = max(1, longest - input_ids.shape[1])
         mask = model_kwargs.get("attention_mask")
@@ -162,20 +162,20 @@ def generate_of_repository(
     revision: str | None = None,
     **arguments: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Run the whole of `generate` for `custom_generate="user/drafter"`, as a published drafter's own
-    `custom_generate/generate.py` does.
+    """Run the whole of `generate` for `custom_generate="user/drafter"`: the entry point of the
+    `custom_generate/generate.py` that is published with a drafter.
 
     Args:
-        stop_strings: end an output, and need the tokenizer. Left out: those of the generation config.
-        revision: of the drafter on the Hub.
-        arguments: all others of `generate`.
+        stop_strings: strings that end an output; they need the tokenizer. Default: the generation config's.
+        revision: revision of the drafter on the Hub.
+        arguments: all other arguments of `generate`.
 
     Raises:
         UserError: as `generate`, or there is no drafter.
     """
     if drafter is None:
         raise UserError('drafter: must be given, got none; add drafter="FOLDER or user/name"')
-    for name in HUB:  # transformers has loaded this code with them, and hands them on
+    for name in HUB:  # transformers has loaded this code with them, and passes them on
         if arguments.pop(name, None):
             raise UserError(
                 f"{name}: must be left out with a drafter, got it; set HF_TOKEN, HF_HOME or "
@@ -199,7 +199,7 @@ def _add_stop_strings(
     strings: str | Sequence[str] | None,
     tokenizer: Callable[[], PreTrainedTokenizerBase | None],
 ) -> None:
-    """Let strings end an output, unless the caller has a criterion that does.
+    """Add the criterion that ends an output at these strings, unless the caller has passed one.
 
     Raises:
         UserError: there is no tokenizer.
@@ -217,8 +217,8 @@ def _emit(
     rule: AcceptanceRule,
     streamer: Any,
 ) -> torch.Tensor:
-    """Append a row's new tokens to its text, up to the one with which a criterion ends it."""
-    judged = isinstance(rule, AsTransformers)  # token by token, as they were chosen
+    """Append a row's new tokens to its text, up to the one at which a stopping criterion ends the row."""
+    judged = isinstance(rule, AsTransformers)  # the rule applies criteria itself as it chooses tokens
     for token in row.tokens:
         text = torch.cat([text, text.new_tensor([token])])
         if streamer is not None:
@@ -249,12 +249,12 @@ def _loaded(model: PreTrainedModel) -> "Loaded":
 
 
 class Loaded:
-    """The last decoders of a model by what they were loaded with. Copies of the model begin without any.
+    """Cache of a model's last decoders by the arguments of `generate`. Copies of the model start without any.
 
     Attributes:
-        lock: held by the thread whose text is being decoded.
-        copied: the native copy of the model, and what the model looked like; None without one.
-        copies: make one. Not so where none could be made, or the model has changed since, as in training.
+        lock: held by the thread that is decoding.
+        copied: what the model looked like when it was copied, and its native copy; None without a copy.
+        copies: whether to use a native copy; False if none can be made or the model changes, as in training.
     """
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ class Loaded:
         self.copied: tuple[Look, FrozenTarget] | None = None
         self.copies = True
         self.tokenizer: PreTrainedTokenizerBase | None = None
-        self.decoders: dict[tuple, tuple[list, SpeculativeDecoder]] = {}  # with what each was loaded for
+        self.decoders: dict[tuple, tuple[list, SpeculativeDecoder]] = {}  # each with parts of the model
 
     def __reduce__(self) -> tuple:
         return Loaded, ()
@@ -276,8 +276,8 @@ class Loaded:
         ngrams: str | None,
         calibration: str | None,
     ) -> SpeculativeDecoder:
-        """Return the model's decoder, loaded again for another head, device, dtype or forward of the model,
-        or a policy that only looks the same.
+        """Return the decoder for these arguments, loaded again if the model's head, device, dtype, forward or
+        hooks have changed, or if `tree` is another policy of the same `repr`.
 
         Raises:
             UserError: the drafter does not fit the model, or there is none of this name.
@@ -292,7 +292,7 @@ class Loaded:
         known = self.decoders.pop(key, None)
         if known is None or known[0] != parts:
             known = parts, _load(model, target or model, drafter, tree, ngrams, calibration)
-        self.decoders[key] = known  # as the last one
+        self.decoders[key] = known  # most recent last
         while len(self.decoders) > KEPT:
             del self.decoders[next(iter(self.decoders))]
         return known[1]
@@ -312,15 +312,15 @@ class Loaded:
         return self.tokenizer
 
     def native(self, model: PreTrainedModel) -> FrozenTarget | None:
-        """Return the native copy of the model, made in the first call; None where its own modules are to run.
-        Once its weights have changed they always are: a copy for each step of a training would not pay."""
+        """Return the native copy of the model, made in the first call; None if its own modules have to run.
+        They do once the weights have changed: making a copy for every training step would not pay."""
         if not (self.copies and model.name_or_path and is_plain(model)):
             return None
         look = Look.at(model)
         if self.copied is None:
             copied = native_copy(model, self.tokenizer_of(model), model.name_or_path)
             if copied is not None:
-                del vars(copied.model)[LOADED]  # a circle, which would hold both beyond their last use
+                del vars(copied.model)[LOADED]  # a reference cycle would keep both alive after their last use
             self.copied = copied and (look, copied)
             self.copies = copied is not None
         elif self.copied[0] != look:
@@ -336,7 +336,7 @@ def _load(
     tree: str | TreePolicy | None,
     *others: str | None,
 ) -> SpeculativeDecoder:
-    """Load a decoder; leave the model's modes, what is trainable and torch's generator as they were.
+    """Load a decoder without changing the model's training modes, its trainable weights or torch's generator.
 
     Args:
         target: the model, or its native copy.
@@ -366,7 +366,7 @@ def _load(
 
 @contextmanager
 def _own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Decode with our attention where the model can, and leave the model with its own."""
+    """Use our attention inside the block if the model supports it; restore the model's own afterwards."""
     config = model.config.get_text_config()
     before = config._attn_implementation
     attention.use(model)
@@ -384,10 +384,10 @@ def _refuse(
     model_kwargs: dict[str, Any],
     streamer: Any,
 ) -> None:
-    """Refuse what drafted decoding does not do.
+    """Refuse models, inputs and settings that speculative decoding does not support.
 
     Raises:
-        UserError: it is asked for.
+        UserError: one of them is given.
     """
     mode = config.get_generation_mode(_of_caller("assistant_model"))
     require(mode in MODES, "generation mode", "greedy search or sampling", mode.value)
@@ -444,8 +444,8 @@ def _refuse(
 
 
 def _of_caller(name: str) -> Any:
-    """Return an argument of the `generate` that has called ours. transformers (5.23) takes what its own loop
-    knows by name (`streamer`, `synced_gpus`) out of the arguments and gives it to no other."""
+    """Return a local variable of the transformers `generate` that has called ours. transformers (5.23) passes
+    named arguments of its own loop (`streamer`, `synced_gpus`) to that loop only."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not GENERATE:
         frame = frame.f_back

@@ -34,7 +34,7 @@ class Piece:
         token_ids: the emitted tokens.
         drafted: how many of them, the first ones, were drafted.
         finish_reason: "stop" or "length" in the last piece, else None.
-        prompt: index of its prompt, where several are decoded.
+        prompt: index of the prompt it belongs to.
     """
 
     text: str
@@ -53,7 +53,7 @@ class Result:
         token_ids: the new tokens, including a stop token.
         finish_reason: "stop" or "length"; with an `error`, "not_finite" or "".
         stats: counts and times.
-        error: why the output could not go on; only `generate_many` gives it, other methods raise.
+        error: why decoding of this prompt failed; only set by `generate_many`, other methods raise.
     """
 
     text: str
@@ -77,7 +77,7 @@ class SpeculativeDecoder:
                 f"target: must be a FrozenTarget, got {shown(target)}; call "
                 "SpeculativeDecoder.from_pretrained"
             )
-        self.target, self.proposer = copy.copy(target), proposer  # whose taps no other drafter changes
+        self.target, self.proposer = copy.copy(target), proposer  # no other drafter taps the copy
 
     @classmethod
     def from_pretrained(
@@ -92,8 +92,8 @@ class SpeculativeDecoder:
     ) -> "SpeculativeDecoder":
         """Load a bundle and its target.
 
-        Trees that need costs are calibrated here first, where the bundle's own calibration is of another
-        machine or dtype. Where that is not possible, a warning is issued.
+        If the tree needs costs and the bundle's calibration is missing or of another machine or dtype, this
+        machine is calibrated first. Where that is not possible, a warning is issued.
 
         Args:
             path: a bundle's folder or its Hub id.
@@ -144,7 +144,7 @@ class SpeculativeDecoder:
 
         Args:
             target: a target, or its folder or Hub id.
-            ngrams: folder of `build-ngrams` or `calibrate`. None: n-grams of the context alone.
+            ngrams: folder that `build-ngrams` or `calibrate` wrote. None: n-grams of the context only.
 
         Raises:
             UserError: no such target or cache, or they do not fit each other.
@@ -210,14 +210,14 @@ class SpeculativeDecoder:
         prefixes: bool = True,
         **draws: float | int | None,
     ) -> list[Result]:
-        """Decode many prompts scheduled as SEED does, each with draws of its own. For samples of one prompt,
-        give it several times with different seeds.
+        """Decode many prompts with SEED's scheduling, each with its own random draws. To sample one prompt
+        several times, pass it several times with different seeds.
 
         Args:
-            sampling: of all prompts, or of each.
-            scheduler: how they are scheduled. With a limit of at most `scheduler.short` tokens (16) prompts
-                get no drafts.
-            prefixes: encode what prompts begin with alike once; False: each prompt in full.
+            sampling: parameters for all prompts, or one for each.
+            scheduler: settings of the scheduler. With a limit of at most `scheduler.short` tokens (16),
+                prompts get no drafts.
+            prefixes: prefill a prefix that prompts share only once; False: prefill each prompt in full.
 
         Returns:
             results in the order of the prompts; their statistics are shared.
@@ -225,7 +225,7 @@ class SpeculativeDecoder:
         Raises:
             UserError: as `generate`.
         """
-        from drafttrain.reasoning.config import SchedulerConfig  # for many prompts alone
+        from drafttrain.reasoning.config import SchedulerConfig  # only for many prompts
         from drafttrain.reasoning.scheduler import ScheduledDecoder
 
         if not isinstance(sampling, Sequence):
@@ -316,7 +316,7 @@ def _limit(max_new_tokens: object) -> int:
 
 
 def _sampling(sampling: SamplingParams | None, draws: Mapping[str, Any]) -> SamplingParams:
-    """Return the parameters given as an object or one by one.
+    """Return the sampling parameters, given as an object or one by one.
 
     Raises:
         UserError: both are given, or one is unknown or out of range.

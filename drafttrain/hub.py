@@ -11,19 +11,19 @@ from drafttrain.utils.errors import UserError, brief
 
 
 def download_bundle(name: str) -> Path:
-    """Return the folder of a bundle by its Hub id, downloaded once; `user/name@branch` names a branch.
+    """Return the local folder of a bundle on the Hub (`user/name` or `user/name@branch`), downloaded once.
 
     Raises:
-        UserError: there is none, or no network.
+        UserError: there is no such bundle, or no network.
     """
     return _download(name, [*CONTENTS, README], "bundle")  # not a target's shards
 
 
 def download_target(name: str) -> Path:
-    """Return the folder of a target by its Hub id, as `download_bundle` does; its weights are safetensors.
+    """Return the local folder of a target on the Hub, like `download_bundle`; its weights are safetensors.
 
     Raises:
-        UserError: there is none, or no network.
+        UserError: there is no such target, or no network.
     """
     patterns = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors"]
     return _download(name, patterns, "target", ["*/*", "consolidated*"])  # the same weights in another form

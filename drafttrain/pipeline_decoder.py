@@ -1,6 +1,6 @@
 """`PipelineDecoder`: text in, text out, with a target that is spread over processes.
 
-Every rank runs the same program and makes the same calls in the same order; torchrun says who is who:
+Every rank runs the same program and makes the same calls in the same order; torchrun numbers the ranks:
 
     from drafttrain import PipelineConfig, PipelineDecoder
 
@@ -59,9 +59,9 @@ from drafttrain.utils.provenance import versions
 from drafttrain.utils.threads import usable_cores
 
 SAFETENSORS = "*.safetensors"
-DRAFT_SLOTS = 64  # of a cache, for trees in flight
-ROOM = 2048  # tokens for which caches get room where prompts are not known yet
-LOADING = 3600.0  # seconds in which the others may load their weights
+DRAFT_SLOTS = 64  # slots of a KV cache for trees in flight
+ROOM = 2048  # tokens that KV caches are allocated for while prompts are not known
+LOADING = 3600.0  # seconds to wait while other ranks load their weights
 DTYPES = torch.float32, torch.bfloat16
 MODES: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp, "slm": slm}
 
@@ -74,9 +74,9 @@ class PipelineResult:
         text: the new text, without special tokens.
         token_ids: the new tokens, including a stop token.
         finish_reason: "stop" or "length".
-        hits: tokens that had been drafted.
-        timesteps: after the prompt.
-        seconds: from the prompt on.
+        hits: new tokens that had been drafted.
+        timesteps: timesteps of the pipeline after the prompt's prefill.
+        seconds: wall time, prefill included.
     """
 
     text: str
@@ -91,13 +91,13 @@ class PipelineDecoder:
     """One rank of a pipeline, connected to the others.
 
     Args:
-        config: the same at all ranks.
-        rank: this process's; None: RANK says it.
+        config: settings, the same at all ranks.
+        rank: rank of this process; None: that of the environment variable RANK.
 
     Attributes:
-        me: what this rank has of target and drafter.
-        prompts: of the config's file, by their ids.
-        name, tokenizer, vocab_size, hidden_size, positions: of the target.
+        me: this rank's part of target and drafter.
+        prompts: id and request of each prompt of the config's file.
+        name, tokenizer, vocab_size, hidden_size, positions: of the target; positions is their maximum.
 
     Raises:
         UserError: target, drafter or prompts cannot be used, the ranks differ, or one of them is lost.
@@ -123,7 +123,7 @@ class PipelineDecoder:
         longest = max((len(request.tokens) for _, request in self.prompts), default=ROOM)
         self.room = longest + config.max_new_tokens + DRAFT_SLOTS
         own = choose_dtype(self.place, config.dtype, "cpu", "decoding")
-        # states are in fp32 at most; a message's own size counts
+        # upper bound, states in fp32; a message is timed by its real size
         link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 4 * self.hidden_size)
         self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
         self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
@@ -159,7 +159,7 @@ class PipelineDecoder:
 
     def __exit__(self, kind, error, trace) -> None:
         self._open.close()
-        if error is None:  # else others may be gone, or wait for something else
+        if error is None:  # after an error others may be gone, or wait for something else
             self.ranks.close()
 
     @property
@@ -168,7 +168,7 @@ class PipelineDecoder:
         return cut(self.config, load_config(self.place).get_text_config())
 
     def _compare(self) -> None:
-        """Compare with all ranks what hosts may have under the same names.
+        """Check that all ranks have the same recipe, versions, models and prompts: hosts may differ in them.
 
         Raises:
             UserError: something differs.
@@ -181,13 +181,13 @@ class PipelineDecoder:
         self.ranks.agree("prompts and stop tokens", fingerprint([self.stop, given]))
 
     def _balance(self) -> None:
-        """Load other blocks, by what the ranks take for these; the drafter and embeddings stay."""
+        """Reassign the blocks by measured speeds of the ranks, and load them; drafter and embeddings stay."""
         from drafttrain.pipeline.balance import measure_speeds, share_out
 
         config, me, before = self.config, self.me, self.blocks
         if config.mode == "pipedec":
             width, layers = config.width, config.layers
-        else:  # the tree of stpp has more nodes, a chain's are the fewest
+        else:  # a tree of stpp may have more nodes; a chain of its depth has the fewest
             width, layers = 1 + (parse_policy(config.tree).max_depth if config.mode == "stpp" else 0), 0
         speeds = measure_speeds(me, self.ranks, width, layers, self.hidden_size)
         found = share_out(before, me.layout, speeds)
@@ -199,13 +199,13 @@ class PipelineDecoder:
         if me.stage is not None and me.stage.part.is_first:
             embeddings = me.stage.part.base.embed_tokens.weight
         del self.me, me
-        gc.collect()  # hooks refer to the stage that they are of: its weights would stay beside the new ones
+        gc.collect()  # hooks refer to their stage: its weights would stay in memory with the new ones
         kept = drafter, embeddings
         self.me = load_member(self.config, self.place, self.dtype, self.rank, self.room, *kept)
         self.me.stage_pace, self.me.draft_pace = paces
 
     def recut(self, blocks: Sequence[int]) -> "PipelineDecoder":
-        """Return a decoder over the same connection whose stages have other blocks, loaded beside these."""
+        """Return a decoder on the same connection with other blocks per stage; this one stays loaded."""
         other = copy.copy(self)
         other.config = copy.deepcopy(self.config)
         other.config.stages.blocks = list(blocks)
@@ -219,15 +219,15 @@ class PipelineDecoder:
         max_new_tokens: int | None = None,
         sampling: SamplingParams | None = None,
     ) -> PipelineResult | list[PipelineResult]:
-        """Decode a prompt, or each of a list in turn; the output is that of the whole target alone.
+        """Decode a prompt, or each prompt of a list in turn, with the output of the whole target on its own.
 
-        Prompts at the same time (`concurrency`) are for `decode_all`.
+        Use `decode_all` for several prompts at a time (`concurrency`).
 
         Args:
-            max_new_tokens, sampling: in place of the config's.
+            max_new_tokens, sampling: override those of the config.
 
         Raises:
-            UserError: a prompt is empty or too long, ranks were given different ones, or one is lost.
+            UserError: a prompt is empty or too long, the ranks got different prompts, or a rank is lost.
         """
         prompts = list(prompt) if is_batch(prompt) else [prompt]
         requests = [
@@ -240,7 +240,7 @@ class PipelineDecoder:
             started = time.perf_counter()
             output = self.decode(self.config.mode, request)
             seconds = time.perf_counter() - started
-            if self.config.mode == "pipedec":  # where the drafter's rank alone has counted
+            if self.config.mode == "pipedec":  # only the drafter's rank counts them
                 [output.hits] = self.ranks.total([output.hits])
             text = TextStream(self.tokenizer)
             results.append(
@@ -262,13 +262,13 @@ class PipelineDecoder:
         max_new_tokens: int | None = None,
         sampling: SamplingParams | None = None,
     ) -> Request:
-        """Return what has to be decoded for a prompt.
+        """Return the request for a prompt's tokens, with the limits, sampling and tree of the config.
 
         Args:
-            name: of the prompt, in messages.
+            name: name of the prompt in error messages.
 
         Raises:
-            UserError: it is empty, or too long for the target, or the limit is below 1.
+            UserError: the prompt is empty or too long for the target, or the limit is below 1.
         """
         config = self.config
         sampling = sampling or SamplingParams(**asdict(config.sampling))
@@ -288,7 +288,7 @@ class PipelineDecoder:
         return Request(tokens, limit, self.stop, sampling, *tree)
 
     def decode(self, mode: str, request: Request) -> Output:
-        """Decode a prompt in a mode.
+        """Decode a request in one of `MODES`.
 
         Raises:
             UserError: another rank is lost, or the logits are not finite.
@@ -301,7 +301,7 @@ class PipelineDecoder:
         Raises:
             UserError: as `decode`.
         """
-        if at_once == 1 or mode == "pipedec":  # which has all stages for one prompt
+        if at_once == 1 or mode == "pipedec":  # one prompt keeps all stages busy
             return [self.decode(mode, request) for request in requests]
         members = [self.me.twin() for _ in range(at_once)]
         outputs: list[Output | None] = [None] * len(requests)
@@ -318,7 +318,7 @@ class PipelineDecoder:
         return outputs
 
     def paced(self) -> tuple[float, float]:
-        """Return how many paced pieces of work all ranks have done, and how many took longer than said."""
+        """Return how many pieces of work had a declared time, over all ranks, and how many took longer."""
         paces = self.me.stage_pace, self.me.draft_pace
         held, late = self.ranks.total([sum(pace.held for pace in paces), sum(pace.late for pace in paces)])
         return held, late
@@ -343,10 +343,10 @@ class PipelineDecoder:
 
 
 def local_target(name: str) -> str:
-    """Return the folder of a target, downloaded once if it is on the Hub: ranks read parts of its files.
+    """Return the local folder of a target, downloaded once from the Hub: ranks read parts of its files.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such target.
     """
     place = resolve_target(name)
     if os.path.isdir(place):
@@ -357,10 +357,10 @@ def local_target(name: str) -> str:
 
 
 def _rank(config: PipelineConfig) -> int:
-    """Return this process's rank, as torchrun says it.
+    """Return this process's rank from the environment variables that torchrun sets.
 
     Raises:
-        UserError: it does not, or there are not as many processes as the config asks for.
+        UserError: RANK is not set, or there are not as many processes as the config asks for.
     """
     if "RANK" not in os.environ:
         raise UserError("RANK: must be set, got nothing; start the program with torchrun, or as a recipe")
@@ -379,11 +379,11 @@ def load_member(
     drafter: DraftModel | None = None,
     embeddings: torch.Tensor | None = None,
 ) -> Member:
-    """Load what a rank needs of target and drafter.
+    """Load a rank's blocks of the target and, on the rank that drafts, the drafter.
 
     Args:
-        room: tokens for which caches get room at once; longer ones take time.
-        drafter, embeddings: of the target [V, H], those that this rank has already.
+        room: tokens that KV caches are allocated for; growing them later takes time.
+        drafter, embeddings: the drafter and the target's embeddings [V, H], if this rank has them already.
 
     Raises:
         UserError: the target cannot be cut so, or the drafter does not fit it or keeps no tree in flight.
@@ -422,11 +422,11 @@ def cut(config: PipelineConfig, target: PreTrainedConfig) -> list[int]:
     """Return the number of blocks of each rank.
 
     Raises:
-        UserError: there are too few blocks, or those that are given do not add up.
+        UserError: there are too few blocks, or the given numbers do not add up.
     """
     n_blocks = target.num_hidden_layers
     blocks = config.stages.blocks
-    if blocks in (None, "measured"):  # which begins with these
+    if blocks in (None, "measured"):  # which starts from these
         blocks = balanced(n_blocks, config.stages.ranks, _head_in_blocks(target))
     if sum(blocks) != n_blocks:
         raise UserError(
@@ -436,7 +436,7 @@ def cut(config: PipelineConfig, target: PreTrainedConfig) -> list[int]:
 
 
 def layout_of(config: PipelineConfig) -> Layout:
-    """Return who does what."""
+    """Return which ranks have blocks, in which groups; rank 0 drafts."""
     alone = config.drafter_rank == "alone"
     ranks = list(range(alone, config.stages.ranks + alone))
     sizes = config.stages.groups or [1] * len(ranks)
@@ -444,18 +444,18 @@ def layout_of(config: PipelineConfig) -> Layout:
 
 
 def folders_of(config: PipelineConfig, place: str) -> dict[str, tuple[Path, str]]:
-    """Return the folders of the target, which is at `place`, and of the drafter, each with the pattern of its
-    files of weights."""
+    """Return the folders of the target, `place`, and of the drafter, each with the glob pattern of its weight
+    files."""
     found = {"target": (Path(place), SAFETENSORS)}
     if config.drafts and is_plain_lm(config.drafter):
         found["drafter"] = Path(resolve_target(config.drafter)), SAFETENSORS
     elif config.drafts:
-        found["drafter"] = find_bundle(config.drafter), FILES[1]  # beside which a classifier may be
+        found["drafter"] = find_bundle(config.drafter), FILES[1]  # the folder may also hold a classifier
     return found
 
 
 def _head_in_blocks(config: PreTrainedConfig) -> float:
-    """Return the weights of the head over those of a block."""
+    """Return the size of the LM head in blocks: its number of weights divided by that of a block."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     dim = getattr(config, "head_dim", None) or hidden // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -465,7 +465,7 @@ def _head_in_blocks(config: PreTrainedConfig) -> float:
 
 
 def _stored_drafter(config: PipelineConfig) -> Mapping[str, Any]:
-    """Return what every rank has to know of the drafter's config."""
+    """Return what every rank needs to know of the drafter's config; empty without a drafter."""
     if not config.drafts:
         return {}
     if is_plain_lm(config.drafter):

@@ -90,19 +90,19 @@ class Calibration:
         made_for: fingerprints of "target" and "drafter", and of the "classifier" that `beta` is for.
         target: s_t(n), seconds of the target's forward by tokens, for each context.
         drafter: s_d(f), seconds of a drafting step by expanded nodes, for each context.
-        growth: likewise of a layer of a tree that grows in one native call; None where the drafter has no
-            such growth, or in older files.
-        step_overhead: seconds of a step outside both.
+        growth: seconds of a layer of a tree that grows in one native call, likewise; None where the drafter
+            has no such growth, or in older files.
+        step_overhead: seconds of a step spent neither in the target's forward nor in drafting steps.
         rate: tokens per second that a step has to beat in `timed`; the fastest of those tried.
         reached: tokens per second of `timed` with it on the prompts, without prefill.
         acceptance: accepted children of an accepted node that was expanded, at each depth from 0 on.
         promise: share of nodes accepted, by joint log-probability.
         tree: policy that `acceptance`, `promise` and `step_overhead` were measured with.
-        temperature: under which the drafter's confidence predicts acceptance best.
+        temperature: temperature at which the drafter's confidence predicts acceptance best.
         beta: threshold of C2T with the most tokens per second by the measured costs; None without a
             classifier.
-        expand: likewise of the nodes that it expands; None: all that it verifies.
-        top_k: children of a node with both.
+        expand: threshold of the nodes that C2T expands, likewise; None: it expands all that it verifies.
+        top_k: children of a node with which both thresholds were found.
         quick: whether this is a short calibration, whose `rate` and thresholds come from the curves and whose
             `reached` is predicted.
         confidence: "raw" and "scaled" (by the temperature of the other half of the prompts), each by depth
@@ -139,7 +139,7 @@ class Calibration:
         curves: tuple[list[Curve], list[Curve], list[Curve] | None],
         **rest: Any,
     ) -> "Calibration":
-        """Return a calibration of this machine, made now, with no step overhead yet.
+        """Return a new calibration for this machine, with the current time and no step overhead yet.
 
         Args:
             fingerprints: of "target" and "drafter".
@@ -161,7 +161,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Calibration":
-        """Read the file, or that of a folder.
+        """Load a calibration from its file or from the folder with it.
 
         Raises:
             UserError: missing, damaged or of another format.
@@ -185,7 +185,7 @@ class Calibration:
         return found
 
     def check(self) -> None:
-        """Validate a file's values.
+        """Validate the values of a loaded file.
 
         Raises:
             ValueError, TypeError, AttributeError, KeyError: a value that no measurement gives.
@@ -229,8 +229,8 @@ class Calibration:
         return Costs(draft, step, target, self.rate, *accepted, self.beta, self.expand, self.top_k, layer)
 
     def foreign(self, target: FrozenTarget, made_for: dict[str, str]) -> str | None:
-        """Return what differs if it was measured on another machine, with other instructions or threads, in
-        another dtype, by another forward, or for another target or drafter; else None."""
+        """Return what differs, in one line, if it was measured on another machine, with other instructions or
+        threads, in another dtype, with other kernels, or for another target or drafter; else None."""
         difference = machine_difference(self.machine, machine_of(target))
         pairs = [("dtype", self.dtype, dtype_name(target.dtype))]
         pairs += [(name, self.made_for[name], made_for[name]) for name in ("target", "drafter")]
@@ -243,7 +243,7 @@ class Calibration:
 
 
 def machine_of(target: FrozenTarget) -> dict[str, str | int | None]:
-    """Describe this machine as a target uses it: a model that a program has loaded keeps its own modules."""
+    """Describe this machine as a target uses it: a model that a program has loaded keeps its own forward."""
     return describe_machine(target.device, target.dtype, target.is_packed or target.device.type != "cpu")
 
 

@@ -17,7 +17,7 @@ def reliability(confidence: Sequence[float], accepted: Sequence[bool]) -> Reliab
 
     A confidence of exactly 1 belongs to the last bin.
     """
-    from sklearn.metrics import brier_score_loss, roc_auc_score  # a second, which few commands take
+    from sklearn.metrics import brier_score_loss, roc_auc_score  # imported here: it takes a second
 
     c, hit = np.asarray(confidence, dtype=float), np.asarray(accepted, dtype=bool)
     which = np.minimum((c * BINS).astype(int), BINS - 1)  # [tokens]

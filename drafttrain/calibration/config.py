@@ -8,7 +8,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
 
 STRICTNESS = (1.0, 1.4, 2.0, 2.8)  # rates to beat that are tried, relative to an EAGLE-2 tree's
-BETAS = (0.05, 0.08, 0.12, 0.18, 0.26)  # C2T's only threshold, if it has one
+BETAS = (0.05, 0.08, 0.12, 0.18, 0.26)  # thresholds that are tried where C2T has no `expand`
 C2T_TRIALS = len(BETAS) + len(STRICTNESS)
 
 
@@ -18,11 +18,11 @@ class CalibrateConfig:
 
     Attributes:
         prompts: prompts to decode; none of a benchmark.
-        quick: measure for some seconds on built-in prompts, as decoding does where it needs costs.
+        quick: calibrate in some seconds on built-in prompts, as decoding does where it needs costs.
         max_new_tokens: tokens decoded per prompt at most.
         rounds: measurements of each size.
         width: children of an expanded node in trees.
-        chain_length: of the drafts whose confidence is compared with acceptance.
+        chain_length: tokens of the drafted chains whose confidence is compared with acceptance.
         busy: what to do when other processes would spoil the timings.
     """
 
@@ -36,7 +36,7 @@ class CalibrateConfig:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether anything is to be calibrated."""
+        """Return whether the settings ask for a calibration."""
         return self.quick or self.prompts is not None
 
     def check(self) -> None:

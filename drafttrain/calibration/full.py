@@ -28,7 +28,7 @@ from drafttrain.trees.timed import TimedPolicy
 from drafttrain.utils.machine import OtherLoad
 from drafttrain.utils.progress import counted
 
-ROUND_TOKENS = 2 * len(VERIFIED)  # new tokens whose decoding takes about as long as a round of all sizes
+ROUND_TOKENS = 2 * len(VERIFIED)  # new tokens that take about as long as a round of all sizes, for progress
 
 
 def full_calibration(
@@ -45,7 +45,7 @@ def full_calibration(
     Args:
         fingerprints: of "target" and "drafter", for the record.
         prompts: token ids of each.
-        classifier: to find the thresholds of C2T for.
+        classifier: C2T's classifier, whose thresholds are to be found.
         console: for progress.
     """
     runs = 2 + len(STRICTNESS) + (C2T_TRIALS if classifier else 0)

@@ -57,9 +57,9 @@ class Judged:
 
     Attributes:
         prompt: number of its prompt.
-        depth: in its chain, from 1.
-        confidence: at each of `TEMPERATURES`.
-        accepted: by the target.
+        depth: position in its chain, from 1.
+        confidence: the drafter's probability at each of `TEMPERATURES`.
+        accepted: whether the target accepted it.
     """
 
     prompt: int
@@ -69,12 +69,12 @@ class Judged:
 
 
 class JudgedChains(TreePolicy, AcceptanceRule):
-    """Drafts chains and, as the acceptance rule of the same decoding, records which tokens are accepted
-    (batch 1, greedy).
+    """Growth policy of chains that is also the acceptance rule of their decoding and records which tokens it
+    accepts (batch 1, greedy).
 
     Args:
-        length: of the chains.
-        stop: tokens after which nothing is recorded.
+        length: tokens of the chains.
+        stop: tokens after which the rest of a chain is not recorded.
     """
 
     def __init__(self, length: int, stop: Collection[int]):
@@ -117,12 +117,12 @@ class JudgedChains(TreePolicy, AcceptanceRule):
 
 @dataclass
 class PredictedPolicy(TreePolicy):
-    """Grows trees by a policy and adds up the cost of its steps by the measured curves. Computation beyond
-    them (C2T's entropies and classifier, an eighth of drafting) is left out. The policy's drafter is this
-    object, which counts.
+    """Growth policy that wraps another one and adds up the cost of its steps by the measured curves. What
+    these do not cover (C2T's entropies and classifier, an eighth of drafting) is left out. The wrapped policy
+    gets this object as its drafter, so that its expansions are counted.
 
     Attributes:
-        seconds: of all steps so far, for one sequence.
+        seconds: predicted seconds of all steps so far, for one sequence.
     """
 
     policy: TreePolicy
@@ -152,7 +152,7 @@ class PredictedPolicy(TreePolicy):
 
 
 class JudgedTrees(AcceptanceRule):
-    """Records, as an acceptance rule (batch 1, greedy), the joint probability and acceptance of nodes."""
+    """Acceptance rule (batch 1, greedy) that records the joint probability and acceptance of nodes."""
 
     def __init__(self) -> None:
         self.log_joint: list[torch.Tensor] = []
@@ -167,7 +167,7 @@ class JudgedTrees(AcceptanceRule):
         return accepted
 
     def promise(self) -> AcceptanceCurve:
-        """Return the share accepted by joint probability, over bins of it, by isotonic regression."""
+        """Return the share of nodes accepted by joint probability: means of bins, by isotonic regression."""
         log_joint = torch.cat(self.log_joint).clamp(min=LEAST)  # [nodes]
         accepted = torch.cat(self.accepted).float()  # [nodes]
         which = torch.bucketize(log_joint, (torch.tensor(PER_MILLE) / 1000).log())  # [nodes]
@@ -175,14 +175,14 @@ class JudgedTrees(AcceptanceRule):
         sums = [torch.bincount(which, weights=x, minlength=len(counts)) for x in (log_joint, accepted)]
         places, shares = ((x[counts > 0] / counts[counts > 0]).tolist() for x in sums)
         shares = non_decreasing(shares, counts[counts > 0].tolist())
-        # interpolated from there to joint probabilities of 0 and 1
+        # with end points for joint probabilities of 0 and 1, as the curve is interpolated
         return AcceptanceCurve((LEAST - 1, *places, 1e-6), (0.0, *shares, max(shares[-1], 1 - 1e-6)))
 
 
 def judge(judged: Sequence[Judged]) -> tuple[float, dict[str, dict[str, Reliability]]]:
     """Return the best temperature of all tokens, and the reliability of confidence, raw and scaled, by depth.
 
-    Scaled is by the best temperature of the other half of the prompts.
+    "scaled" uses for each half of the prompts the best temperature of the other half.
 
     Raises:
         UserError: no tokens in one half.
@@ -215,12 +215,12 @@ def drafter_facts(chains: JudgedChains, trees: JudgedTrees, stats: DecodeStats, 
     """Return the part of a calibration that does not depend on the machine.
 
     Args:
-        stats: of decoding with trees.
-        tree: the policy of these trees.
+        stats: statistics of decoding with `trees`.
+        tree: name of the policy that grew them.
     """
     temperature, confidence = judge(chains.judged)
     return {
-        # 0 where nothing was accepted or nothing reached that depth: no probability can be 0 for good
+        # at least 0.01: a share of 0 (nothing accepted, or that depth not reached) must not be final
         "acceptance": [max(0.01, share) for share in stats.acceptance_by_depth] or [0.01],
         "promise": trees.promise(),
         "tree": tree,
@@ -237,7 +237,7 @@ def steps_rate(stats: DecodeStats) -> float:
 def step_overhead(found: Calibration, stats: DecodeStats, policy: Eagle2Policy) -> float:
     """Return the seconds of a step that neither the target's nor the drafter's curve accounts for."""
     costs, nodes = found.costs, stats.verify_tokens / stats.steps
-    # of all layers, whichever of their nodes were kept
+    # all layers are expanded, also where their nodes were not kept
     drafting = costs.draft(1) + max(0, policy.max_depth - 1) * costs.draft(policy.top_k)
     step = (stats.seconds - stats.prefill_seconds) / stats.steps
     return max(0.0, step - drafting - costs.target(nodes + 1))

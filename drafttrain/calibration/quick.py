@@ -1,5 +1,5 @@
-"""The short calibration: costs of target and drafter on this machine in some seconds, for policies that need
-them where a bundle's own calibration comes from another machine, or is missing.
+"""The short calibration: measure the costs of target and drafter on this machine in some seconds, for growth
+policies of a bundle whose calibration comes from another machine, or is missing.
 
 Curves and the time of a step are measured at few sizes and on few steps. The drafter's acceptance and
 confidence are taken from the bundle's own calibration, or else measured on a few built-in prompts. The rate
@@ -37,8 +37,8 @@ CURVE_SECONDS, TREE_SECONDS, CHAIN_SECONDS = 4.0, 4.0, 2.0  # time limits
 WIDTH, DEPTH, NODES, CHAIN = 4, 5, 24, 8  # of trees and chains
 TREE = f"eagle2:top_k={WIDTH},max_depth={DEPTH},total={NODES}"
 NEW_TOKENS = 32  # for each prompt
-FACTS = ("acceptance", "promise", "tree", "temperature", "confidence")  # that no machine changes
-LOOK = 0.5  # seconds in which to see whether the machine is still busy
+FACTS = ("acceptance", "promise", "tree", "temperature", "confidence")  # independent of the machine
+LOOK = 0.5  # seconds of watching whether the machine is still busy
 PROMPTS = (
     "Why do the leaves of many trees change their color in autumn?",
     "Write a Python function that returns the second largest number of a list.",
@@ -56,16 +56,16 @@ def quick_calibration(
     own: Calibration | None = None,
     classifier: Confidence | None = None,
 ) -> Calibration:
-    """Calibrate in some seconds; where other processes disturb the measurement, once more.
+    """Measure a short calibration, and once more if other processes disturbed it.
 
     Args:
         fingerprints: of "target" and "drafter".
         own: a calibration from elsewhere, for the drafter's acceptance and confidence; ignored if it is of
             another target or drafter.
-        classifier: to set thresholds for.
+        classifier: C2T's classifier, whose thresholds are set.
 
     Raises:
-        UserError: the target has too few positions.
+        UserError: the target has too few positions, or answers the built-in prompts with one token.
     """
     if own is not None and any(own.made_for[name] != fingerprints[name] for name in fingerprints):
         own = None
@@ -139,24 +139,24 @@ def calibration_here(
     own: Calibration | None = None,
     classifier: Confidence | None = None,
 ) -> Calibration:
-    """Return the short calibration for this machine, from the user's cache where it was made before.
+    """Return the short calibration for this machine, from the user's cache if it is there.
 
-    One that other processes disturbed is used as long as the machine stays busy, and measured again once it
-    is not. Progress and reason are printed to standard error.
+    One that other processes disturbed is used as long as the machine is busy, and measured again once it is
+    not. Progress and reason are printed to standard error.
 
     Args:
         reason: why it is needed, for the message.
 
     Raises:
-        UserError: the target has too few positions.
+        UserError: as `quick_calibration`.
     """
     depends = [machine_of(target), fingerprints, versions()]
     depends.append(None if classifier is None else weights_hash(classifier))
     depends.append(None if own is None else [getattr(own, name) for name in FACTS if name != "confidence"])
-    depends.append(sources_hash())  # the native forward may have become faster since
-    depends.append("drafters in bytes, growth in one call")  # and so have they
+    depends.append(sources_hash())  # as the costs of the native forward may change
+    depends.append("drafters in bytes, growth in one call")  # what made drafters faster
     path = cache_dir() / "calibrations" / f"{fingerprint(depends)}.json"
-    if os.path.isfile(path):  # False in an unreadable cache
+    if os.path.isfile(path):  # False, too, if the cache cannot be read
         try:
             kept = Calibration.load(path)
             if not is_disturbed(kept):

@@ -34,7 +34,7 @@ class RecordedTree:
 
 
 class RecordedTrees(JudgedTrees):
-    """Records the trees as well."""
+    """Acceptance rule that also records the trees themselves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,14 +42,14 @@ class RecordedTrees(JudgedTrees):
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         accepted = super().__call__(tree, logits)
-        if tree.width > 1:  # a prompt's own forward has no drafts
+        if tree.width > 1:  # a prefill has no drafts
             taken = torch.cat([torch.ones(1, dtype=torch.bool), self.accepted[-1]])  # [n]
             self.trees.append(RecordedTree(tree.parents[0].cpu(), tree.log_probs[0].cpu(), taken))
         return accepted
 
 
 class ReplayDrafter(Drafter):
-    """Drafts the nodes of a recorded tree. Its tokens are the numbers of that tree's nodes; beyond the tree
+    """Drafter that replays a recorded tree. Its tokens are the indices of that tree's nodes; beyond the tree
     all have probability 0."""
 
     def __init__(self, recorded: RecordedTree):

@@ -29,7 +29,7 @@ EXPANDED = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # nodes
 CONTEXTS = (64, 256, 512)  # committed tokens
 STEPS = 3  # drafting steps between two forwards of the target
 WARM_UP = 2  # rounds that do not count
-LEAST = 1e-9  # seconds: what is left of a layer's, where the machine was slow in others, is above 0
+LEAST = 1e-9  # seconds of a layer: noise in the others that are subtracted must not make it 0 or less
 
 
 @torch.no_grad()
@@ -50,12 +50,12 @@ def measure_costs(
     Args:
         contexts: those beyond the target's positions are left out.
         on_round: called after each of the `WARM_UP + rounds` rounds of each context.
-        verified, expanded: sizes to measure; no more of the latter than of the former.
+        verified, expanded: tokens of the forwards and expanded nodes of the drafting steps to measure.
         seconds: time limit of a context; its first counted round is always completed.
 
     Returns:
-        the target's curves s_t(n) and the drafter's s_d(f), one for each context, and those of a layer of
-        native growth; None of drafters that have none.
+        the target's curves s_t(n), the drafter's s_d(f) and those of a layer of native growth, one for each
+        context; None in place of the last if the drafter has no native growth.
 
     Raises:
         UserError: the target has too few positions for any context.
@@ -79,7 +79,7 @@ def measure_costs(
 def measure_verification(
     target: FrozenTarget, context: int, rounds: int, on_round: Callable[[], None] = lambda: None
 ) -> Curve:
-    """Time forwards of the target alone, as `measure_costs` does beside drafting steps; in a shorter context
+    """Time forwards of the target alone, without the drafting steps of `measure_costs`; in a shorter context
     if the target has too few positions for this one.
 
     Raises:
@@ -94,7 +94,7 @@ def fitting_context(target: FrozenTarget, context: int, verified: Sequence[int])
     """Return the context, or the part of it that fits into the target's positions with the sizes to measure.
 
     Raises:
-        UserError: not a token fits.
+        UserError: no token of context fits.
     """
     positions = target.positions
     if positions <= max(verified):
@@ -139,7 +139,7 @@ def _time(
 
 
 def _layers(f: int, width: int) -> list[int]:
-    """Return the expanded nodes of each layer of a tree: as few as widen to f nodes, then STEPS of f."""
+    """Return the expanded nodes of each layer of a tree: layers that widen to f nodes, then STEPS of f."""
     layers = [1]
     while layers[-1] < f:
         layers.append(min(f, max(width, 2) * layers[-1]))
@@ -147,8 +147,8 @@ def _layers(f: int, width: int) -> list[int]:
 
 
 def _of_a_layer(seconds: Mapping[int, Sequence[float]], width: int) -> dict[int, list[float]]:
-    """Return the seconds of a layer that expands f nodes from those of trees of `_layers`, by f: without the
-    layers that widen to f, by the medians of smaller f."""
+    """Return the seconds of a layer that expands f nodes, by f, from those of trees of `_layers`: subtract
+    the layers that widen to f, as measured with smaller f (medians), and divide by STEPS."""
     found: dict[int, list[float]] = {}
     for f in sorted(seconds):
         before = 0.0
@@ -207,8 +207,8 @@ class _Clock:
         return (time.perf_counter() - started) / STEPS
 
     def grow(self, f: int, width: int) -> float | None:
-        """Return the seconds of growing a tree of `_layers(f, width)` in one native call; None where the
-        drafter does not."""
+        """Return the seconds of growing a tree of `_layers(f, width)` in one native call; None if the drafter
+        has no native growth."""
         depth, width = len(_layers(f, width)), min(max(width, 2), self.drafter.draft_vocab_size)
         self._wait()
         started = time.perf_counter()

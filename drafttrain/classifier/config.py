@@ -6,7 +6,7 @@ from drafttrain.data.config import PromptSet
 from drafttrain.trees.features import check_features
 from drafttrain.utils.ranges import check_ranges, setting
 
-ROW_BYTES = 19.2  # before compression
+ROW_BYTES = 19.2  # of a node in a dump, before compression
 
 
 @dataclass
@@ -15,12 +15,12 @@ class DumpConfig:
 
     Attributes:
         prompts: prompts to decode, the first turn of each; none of a benchmark.
-        max_new_tokens: tokens of each answer to grow trees after, at most.
-        top_k: expanded nodes of a layer, and children of each.
+        max_new_tokens: trees are grown after at most this many tokens of each answer.
+        top_k: nodes expanded per layer, and children of each.
         max_depth: layers of a tree.
-        temperature: of the target's text; 0 is greedy.
-        seed: of the draws.
-        rows: prompts whose trees are grown at once.
+        temperature: temperature of the target's text; 0 is greedy.
+        seed: seed of the draws.
+        rows: prompts whose trees are grown in one batch.
     """
 
     prompts: PromptSet
@@ -32,8 +32,7 @@ class DumpConfig:
     rows: int = setting(8, ge=1)
 
     def check(self, section: str = "") -> None:
-        """Args:
-            section: of the recipe, for the error.
+        """Validate the settings; errors name `section` of the recipe.
 
         Raises:
             UserError: a value out of range.
@@ -41,7 +40,7 @@ class DumpConfig:
         check_ranges(self, section)
 
     def nodes(self, draft_vocab_size: int) -> int:
-        """Nodes of a tree, root excluded."""
+        """Return the number of nodes of a tree, root excluded."""
         k = min(self.top_k, draft_vocab_size)
         layers = [k]
         for _ in range(self.max_depth - 1):
@@ -56,13 +55,13 @@ class ClassifierConfig:
     Attributes:
         features: what the classifier reads, some of P, H, d, p, rank.
         hidden: hidden units.
-        lr: learning rate. None: 1e-3, fine-tuning 1e-4.
+        lr: learning rate. None: 1e-3, or 1e-4 for fine-tuning.
         epochs: passes over the nodes.
-        batch_size: nodes of a step.
+        batch_size: nodes per training step.
         negatives: rejected nodes kept per accepted one.
         share: share of the trees to train on.
         threshold: decision threshold for the reported recall and positive rate.
-        seed: of split, thinning, weights and order.
+        seed: seed of the split, the rejected nodes kept, the initial weights and the order.
     """
 
     features: tuple[str, ...] = ("P", "H", "d")
@@ -76,8 +75,7 @@ class ClassifierConfig:
     seed: int = setting(0, ge=0)
 
     def check(self, section: str = "") -> None:
-        """Args:
-            section: of the recipe, for the error.
+        """Validate the settings; errors name `section` of the recipe.
 
         Raises:
             UserError: a value out of range.

@@ -17,19 +17,19 @@ VALIDATION = 0.05  # share of the trees
 
 
 class NothingToLearn(UserError):
-    """The trees are as they should be, but too few or all alike: of a drafter too weak to be accepted."""
+    """Error of valid trees that are too few or of one label, as with a drafter too weak to be accepted."""
 
 
 @dataclass
 class Rows:
-    """Nodes of trees.
+    """Labelled nodes of trees, as columns.
 
     Attributes:
         x: features, fp32 [N, F].
         joint: joint probability, fp32 [N], also where it is none of the features.
         accepted: labels, bool [N].
         tree: which tree each node belongs to, int32 [N].
-        depth: int8 [N].
+        depth: depth of each node, int8 [N].
     """
 
     x: np.ndarray
@@ -42,13 +42,13 @@ class Rows:
         return len(self.accepted)
 
     def take(self, which: np.ndarray) -> "Rows":
-        """The rows that a mask or indices name."""
+        """Return the rows that a mask or indices select."""
         columns = (self.x, self.joint, self.accepted, self.tree, self.depth)
         return Rows(*(column[which] for column in columns))
 
 
 def read_rows(folder: str | os.PathLike, features: Sequence[str]) -> Rows:
-    """All rows of a dump.
+    """Read all rows of a dump.
 
     Raises:
         UserError: no dump, a damaged or unfinished file, a feature it lacks, NaN, no rows, or rows of one
@@ -95,9 +95,7 @@ def read_rows(folder: str | os.PathLike, features: Sequence[str]) -> Rows:
 
 
 def check_labels(rows: Rows, which: str, is_part: bool = False) -> None:
-    """Raises:
-    NothingToLearn: all rows have the same label.
-    """
+    """Raise NothingToLearn if all rows have the same label; `which` names them in the message."""
     accepted = int(rows.accepted.sum())
     if accepted in (0, len(rows)):
         found = f"{which}: must hold accepted and rejected nodes, got {accepted} accepted of {len(rows)}"
@@ -121,10 +119,10 @@ def _read_shard(path: Path, features: Sequence[str]) -> pa.Table:
 
 
 def split_by_tree(rows: Rows, seed: int, share: float = 1.0) -> tuple[Rows, Rows]:
-    """Rows to train and to validate on; the nodes of a tree stay together.
+    """Split rows into those to train and to validate on; the nodes of a tree stay together.
 
     Args:
-        share: of the other trees to train on, as fine-tuning on little does.
+        share: share of the trees not held out to train on, for fine-tuning on little data.
 
     Raises:
         NothingToLearn: too few trees, or one of the two lacks a label.
@@ -147,10 +145,10 @@ def split_by_tree(rows: Rows, seed: int, share: float = 1.0) -> tuple[Rows, Rows
 
 
 def thin_negatives(rows: Rows, per_positive: float, seed: int) -> tuple[Rows, float]:
-    """Return all accepted rows and, drawn at random, `per_positive` of the others for each of them.
+    """Keep all accepted rows and, for each, `per_positive` rejected rows drawn at random.
 
     Returns:
-        the rows, and which share of the negatives is left. Odds of acceptance among these rows are the true
+        the rows, and the share of the negatives kept. Odds of acceptance among these rows are the true
         ones divided by that share.
     """
     positives, negatives = np.flatnonzero(rows.accepted), np.flatnonzero(~rows.accepted)

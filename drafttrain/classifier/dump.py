@@ -41,7 +41,7 @@ SHARD_PROMPTS = 16  # what an interruption loses at most
 SCHEMA = pa.schema(
     [
         ("tree", pa.int32()),  # number of the prompt * max_new_tokens + place of the root in the output
-        ("P", pa.float32()),  # the features of trees/c2t.py
+        ("P", pa.float32()),  # the features of trees/features.py
         ("H", pa.float32()),
         ("d", pa.int8()),
         ("p", pa.float32()),
@@ -61,7 +61,7 @@ def write_trees(
     made_from: dict[str, Any],
     shards: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Grows and labels the trees of prompts that are not in the given shards yet.
+    """Grow, label and write the trees of prompts that are not in the given shards yet; return `trees.json`.
 
     Args:
         prompts: token ids of each.
@@ -72,7 +72,7 @@ def write_trees(
     parts = [prompts[first : first + SHARD_PROMPTS] for first in range(0, len(prompts), SHARD_PROMPTS)]
     names = [f"shard-{number:05d}.parquet" for number in range(len(parts))]
     made = dict(zip(names, map(_fingerprint, parts)))
-    done = {  # for another limit shards hold other prompts
+    done = {  # with another limit of prompts a shard holds others
         shard["file"]: shard
         for shard in shards
         if made.get(shard["file"]) == shard["fingerprint"] and _is_whole(out, shard)
@@ -234,7 +234,7 @@ def _blocks(
     first: int,
     on_tokens: Callable[[int], None],
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The columns of each tree of some prompts that are grown at once."""
+    """Yield the columns of each tree of some prompts, whose trees are grown in one batch."""
     device, stop = target.device, target.eos_token_ids
     whole = [[*prompt, *output] for prompt, output in zip(prompts, outputs)]
     length = max(map(len, whole))
@@ -272,7 +272,7 @@ def _blocks(
 
 
 def finished_shards(out: Path, made_from: dict[str, Any]) -> list[dict[str, Any]]:
-    """List the shards that an interrupted dump of the same things has finished."""
+    """List the shards that an interrupted dump of the same drafter, prompts and settings has finished."""
     if not (out / FILE).exists():
         return []
     record = read_record(out)
@@ -285,7 +285,7 @@ def finished_shards(out: Path, made_from: dict[str, Any]) -> list[dict[str, Any]
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """`trees.json` of a dump.
+    """Read `trees.json` of a dump.
 
     Raises:
         UserError: there is none, or of another format.

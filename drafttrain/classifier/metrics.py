@@ -1,4 +1,4 @@
-"""How well a confidence tells accepted nodes from others, over whole trees."""
+"""Measures of how well a confidence separates accepted nodes from others, over whole trees."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,17 +10,17 @@ from drafttrain.calibration.calibration import Reliability
 from drafttrain.calibration.confidence import reliability
 from drafttrain.classifier.data import Rows
 
-POINTS = 200  # of a stored curve
+POINTS = 200  # points of a stored curve
 RATES = (0.01, 0.02, 0.05, 0.1)  # positive rates at which recall is given; EAGLE-2 keeps 5 % as 50 of 1010
 
 
 @dataclass
 class Quality(Reliability):
-    """A confidence over some nodes, beside the figures of `Reliability`.
+    """Reliability of a confidence over some nodes, and its quality as a classifier.
 
     Attributes:
         recall: share of the accepted nodes whose confidence is above the threshold; None without any.
-        theta: share of all nodes that are above it, the positive rate.
+        theta: positive rate: share of all nodes whose confidence is above the threshold.
         auprc: area under precision against recall; None if there are only nodes of one kind.
     """
 
@@ -30,7 +30,7 @@ class Quality(Reliability):
 
 
 def quality(confidence: np.ndarray, accepted: np.ndarray, threshold: float) -> Quality:
-    """Judges confidences [N] by labels [N], at least one."""
+    """Compute the quality of confidences [N] for labels [N], at least one."""
     confidence = np.clip(confidence, 0, 1)  # products of rounded probabilities may exceed 1 by a little
     above, positives = confidence > threshold, int(accepted.sum())
     both = 0 < positives < len(accepted)
@@ -43,7 +43,7 @@ def quality(confidence: np.ndarray, accepted: np.ndarray, threshold: float) -> Q
 
 
 def by_depth(confidence: np.ndarray, rows: Rows, threshold: float) -> dict[str, Quality]:
-    """Quality over all rows ("all") and at each depth."""
+    """Return the quality over all rows ("all") and at each depth."""
     found = {"all": quality(confidence, rows.accepted, threshold)}
     for depth in np.unique(rows.depth).tolist():
         here = rows.depth == depth
@@ -52,8 +52,8 @@ def by_depth(confidence: np.ndarray, rows: Rows, threshold: float) -> dict[str, 
 
 
 def recall_curve(confidence: np.ndarray, accepted: np.ndarray) -> dict[str, Any]:
-    """Recall by positive rate as the threshold falls: `theta` and `recall`, thinned out, and `at`, the recall
-    at some positive rates."""
+    """Return recall by positive rate as the threshold falls: `theta` and `recall`, POINTS each, and `at`, the
+    recall at some positive rates."""
     false_rate, recall, _ = roc_curve(accepted, confidence, drop_intermediate=False)
     share = accepted.mean()
     theta = share * recall + (1 - share) * false_rate  # [thresholds]

@@ -1,4 +1,4 @@
-"""The C2T classifier: how likely a drafted node is to be accepted, from a few numbers of the tree alone."""
+"""The C2T classifier, which predicts acceptance of a drafted node from a few numbers of the tree alone."""
 
 import math
 import os
@@ -23,11 +23,11 @@ FORMAT_VERSION = 1
 
 
 class Classifier(nn.Module):
-    """F features -> h -> 1 with ReLU and a sigmoid (C2T paper, §4.1). It scales the features itself.
+    """Network F -> h -> 1 with ReLU and a sigmoid (C2T paper, §4.1) that standardizes its F features itself.
 
     Args:
         features: names of `trees.features.FEATURES`, in order.
-        hidden: h.
+        hidden: h, hidden units.
     """
 
     def __init__(self, features: Sequence[str] = ("P", "H", "d"), hidden: int = 48):
@@ -45,26 +45,26 @@ class Classifier(nn.Module):
         )
 
     def fit_scale(self, x: torch.Tensor, accepted_share: float) -> None:
-        """Takes mean and spread of the features from rows x [N, F], and starts at the share accepted.
+        """Set the scaling of the features from rows x [N, F], and the output bias from the share accepted.
 
-        A feature that is the same in all rows counts for nothing, also where it will be another.
+        A feature that is constant in these rows is ignored, also where it differs later.
         """
         std = x.std(0, correction=0)
         is_same = std < 1e-6
         self.mean.copy_(torch.where(is_same, x[0], x.mean(0)))  # their scaled input is 0 exactly
         self.std.copy_(std.masked_fill(is_same, 1.0))
         with torch.no_grad():
-            self.inner.weight[:, is_same] = 0.0  # and stays
+            self.inner.weight[:, is_same] = 0.0  # and stays: an input of 0 has no gradient
             self.outer.bias.fill_(math.log(accepted_share / (1 - accepted_share)))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Log-odds of being accepted [...], from features [..., F] as they are."""
+        """Return log-odds of acceptance [...] from unscaled features [..., F]."""
         scaled = (x - self.mean) / self.std  # [..., F]
         return self.outer(torch.relu(self.inner(scaled))).squeeze(-1)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Confidence C fp32 [...] from features fp32 [..., F] (eq. 4): what a growth policy asks for. The
-        weights must not change after it, unless `train()` is called first."""
+        """Return confidence C, fp32 [...], from features fp32 [..., F] (eq. 4), for growth policies. The
+        weights must not change afterwards unless `train()` is called first."""
         if self._folded is None:
             self._folded = self._fold()
         weight, bias, outer, outer_bias = self._folded
@@ -77,8 +77,8 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def _fold(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        """Weights [F, h] and bias [h] of the first layer with the scaling in them; those of the second with
-        their sign turned, [h] and a number."""
+        """Return weights [F, h] and bias [h] of the first layer with the scaling folded in, and those of the
+        second with their sign turned, [h] and a number."""
         weight = self.inner.weight / self.std  # [h, F]
         bias = self.inner.bias - weight @ self.mean  # [h]
         arrays = (weight.T, bias, -self.outer.weight[0])
@@ -89,7 +89,7 @@ class Classifier(nn.Module):
         return super().train(mode)
 
     def save(self, folder: str | os.PathLike, training: dict[str, Any]) -> None:
-        """Writes `classifier.safetensors` and `classifier.json` into a folder.
+        """Write `classifier.safetensors` and `classifier.json` into a folder.
 
         Args:
             training: how it was trained, for the record.
@@ -98,14 +98,14 @@ class Classifier(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{WEIGHTS}.tmp"
         save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, temporary)
-        temporary.chmod(0o644)  # safetensors lets nobody but the owner read
+        temporary.chmod(0o644)  # safetensors writes files that only the owner can read
         temporary.replace(folder / WEIGHTS)
         described = {"format_version": FORMAT_VERSION, "features": self.features, "hidden": self.hidden}
         write_json(folder / FILE, {**described, "training": training})
 
     @classmethod
     def load(cls, folder: str | os.PathLike) -> "Classifier":
-        """Reads what `save` wrote.
+        """Load a classifier that `save` wrote.
 
         Raises:
             UserError: missing, damaged, or of another format.

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class ClassifierStageConfig:
-    """How a drafter gets its classifier (section `classifier` of a recipe).
+    """How C2T's classifier of a drafter is trained (section `classifier` of a recipe).
 
     Attributes:
         prompts: prompts to grow trees on; none of a benchmark, and none that the drafter was trained on.
         max_new_tokens: trees are grown after at most this many tokens of each answer.
-        top_k: expanded nodes of a layer of these trees, and children of each.
+        top_k: nodes expanded per layer of these trees, and children of each.
         max_depth: layers of these trees.
         features: what the classifier reads, some of P, H, d, p, rank.
         hidden: hidden units.
         epochs: passes over the trees.
-        batch_size: nodes of a step.
+        batch_size: nodes per training step.
         negatives: rejected nodes kept for each accepted one.
-        seed: of split, thinning, initial weights and order.
+        seed: seed of the split, the rejected nodes kept, the initial weights and the order.
     """
 
     prompts: PromptSet | None = None
@@ -56,19 +56,19 @@ class ClassifierStageConfig:
         self.training_config().check("classifier")
 
     def dump_config(self) -> "DumpConfig":
-        """How its trees are grown.
+        """Return how the trees are grown and labelled.
 
         Raises:
             UserError: no prompts.
         """
         if self.prompts is None:
             raise UserError("classifier.prompts: must be set, got null; name prompts that no benchmark uses")
-        from drafttrain.classifier.config import DumpConfig  # for recipes with a classifier
+        from drafttrain.classifier.config import DumpConfig  # only recipes with a classifier need it
 
         return DumpConfig(self.prompts, self.max_new_tokens, self.top_k, self.max_depth, seed=self.seed)
 
     def training_config(self) -> "ClassifierConfig":
-        """How it learns from them."""
+        """Return how the classifier is trained on them."""
         from drafttrain.classifier.config import ClassifierConfig
 
         names = ("hidden", "epochs", "batch_size", "negatives", "seed")

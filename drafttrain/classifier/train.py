@@ -1,8 +1,8 @@
 """The classifier of `drafttrain c2t`: trained on labelled trees, and compared with simpler ones.
 
 Accepted nodes are rare (a handful of a thousand), so negatives are thinned out for training. The odds of the
-thinned rows are too high by 1 / share of the negatives left; the logarithm of that share is added to the
-logit while training and left away afterwards, so that the stored network gives probabilities of whole trees.
+thinned rows are too high by 1 / share of the negatives kept; the logarithm of that share is subtracted from
+the logit in training and left out afterwards, so that the stored network gives probabilities of whole trees.
 """
 
 import math
@@ -49,7 +49,7 @@ def train_classifier(
         trees: folder of `write_trees`.
         out: folder to write to, such as a bundle's.
         start: folder of a classifier to fine-tune; its features, scaling and size are kept.
-        baselines: compare with logistic regression and gradient boosting, too.
+        baselines: also compare with logistic regression and gradient boosting.
 
     Returns:
         the report.
@@ -113,10 +113,10 @@ def fit(
     kept: float,
     on_epoch: Callable[[], None] = lambda: None,
 ) -> list[dict[str, float]]:
-    """Trains a classifier on thinned rows with Adam and binary cross-entropy.
+    """Train a classifier on thinned rows with Adam and binary cross-entropy.
 
     Args:
-        kept: share of the negatives among the thinned rows.
+        kept: share of the negatives that thinning has kept.
 
     Returns:
         loss on the thinned rows, and recall and positive rate on the validation trees, after each epoch.
@@ -128,7 +128,7 @@ def fit(
     for epoch in range(1, config.epochs + 1):
         total = 0.0
         for batch in torch.randperm(len(y), generator=order).split(config.batch_size):  # [n]
-            logits = model.logits(x[batch]) - math.log(kept)  # [n] as high as the thinned rows make them
+            logits = model.logits(x[batch]) - math.log(kept)  # [n] for the odds of the thinned rows
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, y[batch])
             optimizer.zero_grad()
             loss.backward()
@@ -146,12 +146,12 @@ def fit(
 
 @torch.no_grad()
 def predict(model: Classifier, x: np.ndarray) -> np.ndarray:
-    """Confidence of rows, fp32 [N], from features [N, F]."""
+    """Return the confidence of rows, fp32 [N], from features [N, F]."""
     return torch.cat([torch.sigmoid(model.logits(part)) for part in torch.from_numpy(x).split(CHUNK)]).numpy()
 
 
 def fit_baselines(sample: Rows, validation: Rows, kept: float, seed: int) -> dict[str, np.ndarray]:
-    """Confidences [N] of the validation rows by simpler models of the same features, corrected alike."""
+    """Return confidences [N] of the validation rows by simpler models, corrected for thinning alike."""
     models = {
         "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
         "gradient boosting": HistGradientBoostingClassifier(random_state=seed),

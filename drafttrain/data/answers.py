@@ -1,7 +1,7 @@
 """Find the assistant's turns in the text of a rendered conversation.
 
 The chat is rendered once, and each assistant turn is located by rendering the turns before it with the
-generation prompt. Places are in characters; `loss_mask.py` converts them to tokens.
+generation prompt. Positions are in characters; `loss_mask.py` converts them to tokens.
 """
 
 import os
@@ -17,12 +17,12 @@ from drafttrain.utils.errors import UserError
 
 
 class RenderedOtherwise(UserError):
-    """The template does not render an answer unchanged, or not the same once further turns follow."""
+    """The template changes an answer, or renders it differently once further turns follow."""
 
 
 @lru_cache(maxsize=8)
 def end_of_turn_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
-    """Return the text after an answer at which the model stops, "" if there is none.
+    """Return the text that ends an assistant turn, at which the model stops; "" if there is none.
 
     That is the first special token after the answer ("<|im_end|>" but not the newline after it), or, if no
     special token follows, the text that follows the answer both at the end and before another turn.
@@ -33,7 +33,7 @@ def end_of_turn_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
     special = {
         token for token in (*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()) if token.strip()
     }
-    special = sorted(special, key=len, reverse=True)  # the longest first, as one may begin with another
+    special = sorted(special, key=len, reverse=True)  # the longest first: a token may be a prefix of another
     found = re.match(r"\s*(" + "|".join(map(re.escape, special)) + ")", last) if special else None
     if found:
         return found[1]
@@ -72,9 +72,9 @@ def answer_spans(
 
 
 def _end_of_answer(text: str, start: int, content: str, end_of_turn: str) -> int | None:
-    """Return the place after the end-of-turn token that closes `content`, searched from `start` on.
+    """Return the position after the end-of-turn token that closes `content`, searched from `start` on.
 
-    Some templates put text of their own between generation prompt and answer (an empty "<think>" block).
+    Some templates insert text between generation prompt and answer (an empty "<think>" block).
     """
     closing = re.compile(r"\s*" + re.escape(end_of_turn))
     while (start := text.find(content, start)) >= 0:
@@ -95,7 +95,7 @@ def _marked_spans(
     answers: list[int],
     end_of_turn: str,
 ) -> dict[int, tuple[int, int]]:
-    """Return spans from the template's own `{% generation %}` marks, where rendering prefixes fails."""
+    """Return the spans that the template marks with `{% generation %}`, for chats where prefixes differ."""
     template = template_of(tokenizer)
     marks: list[tuple[int, int]] = []
     if re.search(r"\{%-?\s*generation\s*-?%\}", template):

@@ -37,7 +37,7 @@ from drafttrain.utils.files import read_json
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.writing import write_json
 
-LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # on which a corpus depends
+LIBRARIES = ("datasets", "markdownify", "tokenizers", "transformers")  # a corpus depends on them
 _DUPLICATE = "duplicate"
 
 
@@ -54,7 +54,7 @@ def build_corpus(
 
     Args:
         config: sources, limits and filters.
-        tokenizer: the target's.
+        tokenizer: of the target.
         out: folder to write.
         measured: prompts that the drafter will be measured on.
 
@@ -75,7 +75,7 @@ def build_corpus(
         encoded = encode_raw(raw, digest, tokenizer, config.max_length, config.processes)
         splits = _split(encoded, ids, config, report)
         check_trained_fraction(encoded, tokenizer)
-        # An empty split without a file could not be loaded again.
+        # An empty split gets one file too: without any it could not be loaded again.
         splits.save_to_disk(folder, num_shards={"train": None, "validation": 1})
         write_json(folder / "corpus.json", _metadata(config, tokenizer, report))
         note_compared(folder, measured)
@@ -89,10 +89,10 @@ def check_measured(
     corpus: str | Path, tokenizer: PreTrainedTokenizerBase, measured: Sequence[PromptSet]
 ) -> None:
     """Require that a corpus holds no conversation with one of these prompts. Its sources are read again for
-    those that it was not compared with when it was built; a line says so where they have changed or are gone.
+    prompts that it was not compared with yet; if a source has changed or is gone, a line is printed instead.
 
     Raises:
-        UserError: it does.
+        UserError: a conversation holds one, or as `unmeasured_conversations`.
     """
     new = not_compared(corpus, measured)
     if not new:
@@ -123,14 +123,14 @@ def unmeasured_conversations(
     measured: Sequence[PromptSet],
     keys: tuple[str, str] = ("corpus.sources", "corpus.exclude"),
 ) -> Iterator[Conversation]:
-    """Yield the kept conversations, and refuse them all at the end if some hold a measured prompt.
+    """Yield the kept conversations, and raise an error at the end if some of them hold a measured prompt.
 
     Args:
-        measured: the prompts.
-        keys: of the recipe, with the sources and with what is excluded from them.
+        measured: prompts that the drafter will be measured on.
+        keys: the recipe's keys of the sources and of the files that are excluded, for the error message.
 
     Raises:
-        UserError: some do, or as `kept_conversations`.
+        UserError: some hold one, a file of prompts is unreadable, or as `kept_conversations`.
     """
     prompts = MeasuredPrompts(not_excluded(measured, config.exclude))
     for conversation in kept_conversations(config, tokenizer, report):
@@ -142,7 +142,7 @@ def unmeasured_conversations(
 def kept_conversations(
     config: CorpusConfig, tokenizer: PreTrainedTokenizerBase, report: CorpusReport
 ) -> Iterator[Conversation]:
-    """Yield the kept conversations of all sources, tidy, fill in the report and show progress.
+    """Yield the tidied conversations of all sources that are kept; fill in the report and show progress.
 
     Raises:
         UserError: a source is unreadable or has no usable rows, or ids of another tokenizer.
@@ -212,7 +212,7 @@ def _screen(
 
 
 def _split(encoded: Dataset, ids: list[str], config: CorpusConfig, report: CorpusReport) -> DatasetDict:
-    """Return training and validation examples without untrained pieces; fill in the report."""
+    """Return the training and validation examples, without pieces that train no token; fill in the report."""
     row = np.asarray(encoded["row"])  # [examples] index of the conversation
     n_tokens, n_trained = np.asarray(encoded["n_tokens"]), np.asarray(encoded["n_trained"])  # [examples]
     report.cut = int((np.bincount(row) > 1).sum())
@@ -235,11 +235,11 @@ def _split(encoded: Dataset, ids: list[str], config: CorpusConfig, report: Corpu
 
 
 def held_out_groups(ids: list[str], fraction: float, seed: int) -> np.ndarray:
-    """Draw the conversations for validation, `[conversations]` bool; groups stay together.
+    """Return which conversations are held out for validation, bool [conversations]; groups stay together.
 
-    Groups are drawn in the order of a hash of seed and name, so that adding data moves few of them. Groups
-    that are too large for the rest are skipped; if all are, the smallest is taken. At least one is left for
-    training.
+    Groups are drawn in the order of a hash of seed and name, so that adding data moves few of them to the
+    other split. A group with more conversations than are still wanted is skipped; if all are skipped, the
+    smallest is taken. At least one group is left for training.
     """
     groups = split_groups(ids)
     names, sizes = np.unique(groups, return_counts=True)

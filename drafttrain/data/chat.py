@@ -19,8 +19,8 @@ _PROBES = (
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message | Mapping]) -> list[int]:
-    """Return the ids of a chat up to and including the header of the next assistant turn; an assistant's turn
-    at its end is that turn's beginning.
+    """Return the ids of a chat up to and including the header of the next assistant turn. If the last turn is
+    the assistant's, it is left open, so that the model continues it.
 
     Args:
         messages: `Message`s or dicts with "role" and "content".
@@ -42,8 +42,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a fingerprint of vocabulary, special ids, and the ids of a few probing texts.
 
-    It is equal for a tokenizer converted from another file format, and differs if only the digit split
-    differs.
+    A tokenizer that was converted from another file format has the same fingerprint; one that differs only in
+    how it splits digits has another.
     """
     probes = [tokenize(tokenizer, text) for text in _PROBES]
     special = [tokenizer.bos_token_id, tokenizer.eos_token_id]

@@ -7,7 +7,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
 
 Format = Literal["auto", "sharegpt", "messages", "alpaca", "text", "oanc"]
-HUB = "hub:"  # starts the name of a data set on the Hub that prompts are read from
+HUB = "hub:"  # prefix of prompt sets that are read from the Hugging Face Hub
 _HOW_TO_RUN: dict[str, Any] = {"changes_output": False}
 
 
@@ -34,8 +34,8 @@ class Source:
 
     Attributes:
         path: file, folder or archive.
-        format: as `read_conversations`.
-        max_conversations: stop after this many that are kept. null: all.
+        format: format of the rows. "auto": recognized by the file name and the keys of each row.
+        max_conversations: stop after keeping this many conversations. null: all.
     """
 
     path: str
@@ -48,12 +48,12 @@ class CorpusConfig:
     """Sources of a corpus, limits and filters.
 
     Attributes:
-        sources: read in this order.
+        sources: files, folders and archives of training text, read in this order.
         max_length: longest example, in tokens. Default: training.row_length.
         validation_fraction: share of conversations held out, as whole chats.
         exclude: files of evaluation prompts; conversations that contain one are left out.
         deduplicate: keep only the first of several equal conversations.
-        seed: of the split.
+        seed: seed of the split into training and validation.
         processes: number of encoding processes; does not change the result.
     """
 
@@ -66,7 +66,7 @@ class CorpusConfig:
     processes: int = setting(1, ge=1, metadata=_HOW_TO_RUN)
 
     def check(self) -> None:
-        """Check ranges.
+        """Validate the ranges.
 
         Raises:
             UserError: a value is out of its range, or there are no sources.
@@ -81,18 +81,18 @@ class ServerConfig:
 
     Attributes:
         url: such as http://localhost:8000/v1; /v1 is added to a bare host.
-        model: its name there. Default: the one model that the server lists.
+        model: name of the model on the server. Default: the only one that the server lists.
         endpoint: "completions" sends token ids, so that the prompt is exactly the one that the drafter will
             be trained on; "chat" sends messages, for servers that take no token ids, and the server's own
             template renders them.
-        concurrency: simultaneous requests.
+        concurrency: number of requests sent at the same time.
         retries: how often a request is sent again after a temporary failure (429, 5xx, timeout, malformed
             reply).
-        retry_wait_s: wait before the first retry; it doubles each time. A server's Retry-After is obeyed,
-            up to ten minutes.
-        timeout_s: longest time for one reply.
-        seeds: send each request's seed. false for servers that refuse them (vLLM on CPU); sampled replies
-            then differ if they are repeated.
+        retry_wait_s: seconds before the first retry, doubled for each further one. A Retry-After header of
+            the server is obeyed, up to ten minutes.
+        timeout_s: longest time to wait for a reply, in seconds.
+        seeds: send a seed with each request. false for servers that refuse seeds (vLLM on CPU): a repeated
+            request then gets another sampled reply.
         key_variable: environment variable of the API key, if the server requires one.
     """
 
@@ -113,24 +113,24 @@ class RegenerateConfig:
 
     Attributes:
         sources: conversations, as in `corpus.sources`; prompts without answers are enough.
-        max_turns: user turns of a conversation that are answered.
-        max_new_tokens: longest answer. One that is cut off there has no end-of-turn token.
+        max_turns: number of user turns that are answered in each conversation.
+        max_new_tokens: longest answer, in tokens. One that is cut off there has no end-of-turn token.
         max_prompt_tokens: a conversation ends before the turn whose prompt is longer than this.
         greedy_fraction: share of conversations answered greedily; the others are sampled.
-        temperature: of the sampled ones.
-        top_p: of the sampled ones.
-        seed: of the choice between the two and of each draw; a resumed run draws the same.
-        deduplicate: skip conversations whose system and user turns have all occurred before.
-        batch_rows: answers decoded together in process.
-        max_cache_gb: memory for their keys and values (10^9 bytes), which limits batch_rows. null: half of
-            the free memory on the GPU, 4 on a CPU.
-        max_minutes: end after this many minutes with the answers so far. With a higher limit the same command
-            answers the other conversations as well.
-        max_rows: end after this many conversations, likewise; those of an interrupted run count.
+        temperature: temperature of the sampled conversations.
+        top_p: top-p of the sampled conversations.
+        seed: decides which conversations are sampled, and every sampled token; a resumed run draws the same.
+        deduplicate: skip conversations with the same system and user turns as an earlier one.
+        batch_rows: number of answers decoded together, without a server.
+        max_cache_gb: memory for their KV cache (10^9 bytes), which limits batch_rows. null: half of the free
+            memory on the GPU, 4 on a CPU.
+        max_minutes: stop after this many minutes and keep the answers so far. The same command with a higher
+            limit continues with the other conversations.
+        max_rows: stop after this many conversations, likewise; those of an interrupted run count.
         max_failed: share of conversations without an answer (NaN, refused requests) above which the run
             stops.
-        keep_states: keep the hidden states of answers made in process for `hidden_states.mode: offline`.
-        server: an OpenAI-compatible server that generates instead of this process.
+        keep_states: keep hidden states of answers made without a server for `hidden_states.mode: offline`.
+        server: an OpenAI-compatible server that generates the answers instead of this process.
     """
 
     sources: list[Source] = field(default_factory=list)
@@ -151,7 +151,7 @@ class RegenerateConfig:
     server: ServerConfig | None = None
 
     def check(self) -> None:
-        """Check ranges.
+        """Validate the ranges.
 
         Raises:
             UserError: a value is out of its range, or there are no sources.

@@ -13,8 +13,8 @@ class Conversation:
         id: as in the file; made from file and row where the file has none.
         messages: the turns in order.
         source: "file.json:row 12", for error messages.
-        tokenizer: hash of the one that the file's token ids are of, where it says so.
-        tree_of: the problem, if the chat comes from a tree of thoughts; its prompts may reword it.
+        tokenizer: hash of the tokenizer that the token ids belong to, if the file has it.
+        tree_of: text of the problem, if the chat comes from a tree of thoughts, whose prompts may reword it.
     """
 
     id: str
@@ -25,7 +25,7 @@ class Conversation:
 
     @property
     def asked(self) -> list[str]:
-        """Return the turns in which an evaluation prompt may be."""
+        """Return the texts that may hold an evaluation prompt: user turns, documents, the tree's problem."""
         turns = [message.content for message in self.messages if message.role in ("user", "text")]
         return turns + ([self.tree_of] if self.tree_of else [])
 

@@ -1,4 +1,4 @@
-"""Open a corpus that `build.py` has written: training needs this and nothing of what builds one."""
+"""Open a corpus that `build.py` has written; training imports this without the code that builds one."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def load_corpus(
 
 
 def tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the properties that a corpus depends on, for `corpus.json`."""
+    """Return the properties of a tokenizer that a corpus depends on, for `corpus.json`."""
     return {
         "hash": tokenizer_hash(tokenizer),
         "vocabulary": len(tokenizer),

@@ -32,13 +32,13 @@ def clean_document(text: str, prose: bool = False, counts: Counter | None = None
     """Return a document's text without layout.
 
     The result has one kind of line end and of space, no soft hyphens, control or replacement characters, no
-    tags (`word_TAG`), at most one blank line in a row, and no hard-wrapped lines where a document is
+    tags (`word_TAG`) and at most one blank line in a row. Hard-wrapped lines are joined where the document is
     recognizably wrapped prose.
 
     Args:
         text: the raw document.
-        prose: whether the document is known to be prose: then wrapped lines are always joined, and spaced
-            citation marks ("[ 1, 2]") removed.
+        prose: whether the document is known to be prose; then wrapped lines are always joined, and spaced
+            citation marks ("[ 1, 2]") are removed.
         counts: receives the number of changes by kind.
     """
     counts = Counter() if counts is None else counts
@@ -84,7 +84,7 @@ def clean_characters(text: str) -> str:
 
 
 def _wrap_width(lines: list[str]) -> int | None:
-    """Return the column at which the lines were wrapped, or None for text that was not."""
+    """Return the column at which the lines were wrapped, or None for text that was not wrapped."""
     lengths = sorted(len(line.rstrip()) for line in lines if line.strip())
     if not lengths:
         return None
@@ -110,11 +110,11 @@ def join_wrapped(lines: list[str], width: int) -> str:
     """Join lines that were broken at `width` columns, and drop indentation.
 
     A line continues the previous one if its first word would not have fitted there, or if it starts in the
-    middle of a sentence (mark-up in the original breaks lines anywhere). Headings and ends of paragraphs stay
-    ends of lines.
+    middle of a sentence (mark-up in the original breaks lines anywhere). Line ends after headings and
+    paragraphs are kept.
     """
     paragraphs: list[str] = []
-    previous = ""  # as in the file
+    previous = ""  # the line before, unchanged
     for line in lines:
         words = " ".join(line.split())
         if not words:

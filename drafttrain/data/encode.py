@@ -33,7 +33,7 @@ _ENCODED = Features(
 
 
 def write_raw(conversations: Iterable[Conversation], path: Path) -> tuple[list[str], int, str]:
-    """Write conversations to the Arrow file that `encode_raw` reads; return ids, bytes and a fingerprint."""
+    """Write the Arrow file that `encode_raw` reads; return ids, number of bytes and a fingerprint."""
     ids, n_bytes, digest = [], 0, hashlib.sha256()
     with ArrowWriter(path=str(path), features=_RAW, writer_batch_size=256) as writer:
         for conversation in conversations:
@@ -55,13 +55,13 @@ def encode_raw(
     Args:
         raw: the file that `write_raw` wrote.
         digest: its fingerprint.
-        tokenizer: the target's.
-        max_length: of a row, in tokens.
-        processes: of the encoding; does not change the result.
+        tokenizer: of the target.
+        max_length: longest row, in tokens.
+        processes: number of encoding processes; does not change the result.
 
     Returns:
-        Rows with `id`, `input_ids`, `loss_mask`; `row`: index of the conversation; `n_tokens`, `n_trained`,
-        `is_text`, `truncated`.
+        Rows with `id`, `input_ids`, `loss_mask`, `row` (index of the conversation), `n_tokens`, `n_trained`,
+        `is_text` and `truncated`.
 
     Raises:
         UserError: as `cut_at_turns`, or a chat whose assistant turns leave no token to train.
@@ -112,13 +112,13 @@ def _encode_batch(
 
 
 def check_trained_fraction(encoded: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that chats are trained neither on nearly all nor on nearly none of their tokens.
+    """Require that between 1 % and 99 % of the chats' tokens are trained.
 
-    Either means that template and data do not fit (for example rendered chats, given as one turn). Plain text
-    is trained as a whole and not checked.
+    Another share means that template and data do not fit (for example chats that were rendered already, given
+    as one turn). Plain text is trained as a whole and not checked.
 
     Raises:
-        UserError: the share is outside 1–99 %; shows the start of the first example.
+        UserError: the share is outside 1–99 %; the message shows the start of the first example.
     """
     chats = np.flatnonzero(~np.asarray(encoded["is_text"]))
     if not len(chats):
@@ -141,7 +141,7 @@ def check_trained_fraction(encoded: Dataset, tokenizer: PreTrainedTokenizerBase)
 def trained_runs(
     tokenizer: PreTrainedTokenizerBase, input_ids: list[int], loss_mask: list[int]
 ) -> list[tuple[str, bool]]:
-    """Split an example's text into runs of trained and untrained tokens."""
+    """Return an example's text as runs of trained and of untrained tokens: (text, whether trained)."""
     edges = [0] + [i for i in range(1, len(loss_mask)) if loss_mask[i] != loss_mask[i - 1]] + [len(loss_mask)]
     # Decoded from the start each time: the text of a token depends on those before it.
     texts = [tokenizer.decode(input_ids[:edge], clean_up_tokenization_spaces=False) for edge in edges]

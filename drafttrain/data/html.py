@@ -1,4 +1,4 @@
-"""Answers saved as the HTML of a web page, as in early ShareGPT dumps, converted to Markdown."""
+"""Convert answers that were saved as a web page's HTML, as in early ShareGPT dumps, to Markdown."""
 
 import re
 
@@ -14,7 +14,7 @@ def is_html_answer(text: str) -> bool:
 
 def html_to_markdown(text: str) -> str:
     """Return the Markdown of a rendered answer: lists, tables, headings, emphasis, links, code."""
-    from bs4 import BeautifulSoup  # which few corpora need
+    from bs4 import BeautifulSoup  # imported here, as few corpora need it
     from markdownify import MarkdownConverter
 
     page = BeautifulSoup(text, "html.parser")

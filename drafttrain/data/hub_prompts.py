@@ -14,7 +14,7 @@ from drafttrain.data.prompts import Prompt, make_prompts
 from drafttrain.data.streams import without_nulls
 from drafttrain.utils.errors import UserError, brief
 
-SPLITS = ("test", "validation", "dev", "train")  # by default the first that exists
+SPLITS = ("test", "validation", "dev", "train")  # the default is the first of them that exists
 
 
 def read_hub_prompts(source: str) -> list[Prompt]:
@@ -24,8 +24,8 @@ def read_hub_prompts(source: str) -> list[Prompt]:
     Args:
         source: `hub:org/dataset`, followed by `/config` where the data set has several configurations, and by
             `:split` for another split than the test split (`hub:openai/gsm8k/main:test`). In place of the
-            name a local folder that `datasets` can read may be given, followed by a configuration if it
-            starts with `/`, `.` or `~`.
+            name, a local folder that `datasets` can read may be given, followed by a configuration if the
+            folder starts with `/`, `.` or `~`.
 
     Raises:
         UserError: there is no such data set, configuration or split, no network, or a row without a prompt.
@@ -50,10 +50,10 @@ def read_hub_prompts(source: str) -> list[Prompt]:
 
 
 def parse_hub_source(source: str) -> tuple[str, str | None, str | None]:
-    """Return name, configuration and split of a data set written as `hub:...`.
+    """Return name, configuration and split of a data set written as `hub:...`; None where not given.
 
     Raises:
-        UserError: it is spelled differently.
+        UserError: it has another form.
     """
     name, colon, split = source.removeprefix(HUB).rpartition(":")
     if not colon:
@@ -79,7 +79,7 @@ def _default_split(name: str, config: str | None) -> str:
 
 
 def _numbered(rows: Iterable[dict], source: str) -> Iterator[tuple[int, str, Any]]:
-    """Yield number, source and value of the rows that are not empty.
+    """Yield (number, source, value) of the rows that hold text, and print how many others were left out.
 
     Raises:
         UserError: a row that has the keys of no benchmark.

@@ -40,8 +40,8 @@ class Encoded:
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> Encoded:
     """Render a conversation with the chat template and mark the assistant's tokens.
 
-    The `token_ids` of an assistant turn, if it has some, replace the tokenized text of the turn; an
-    end-of-turn token that was not generated (length limit) is added but not trained.
+    Where an assistant turn has `token_ids`, they are used instead of its tokenized text; an end-of-turn token
+    that was not generated (length limit) is added but not trained.
 
     Raises:
         UserError: no chat template, a template that renders turns differently once others follow and has no
@@ -58,12 +58,12 @@ def cut_at_turns(
     """Encode a conversation in pieces of at most `max_length` tokens, cut before user turns.
 
     Each piece has as many exchanges (a user turn and the answers to it) as fit, is rendered separately and
-    repeats the system prompt. A single exchange that is too long is truncated at `max_length` and flagged; it
-    may then train no token (a prompt that fills the piece), which callers check. Documents are cut into
-    windows of `max_length` tokens.
+    repeats the system prompt. A single exchange that is too long is truncated at `max_length` and flagged; if
+    its prompt alone fills the piece, it trains no token, which callers check. Documents are cut into windows
+    of `max_length` tokens.
 
-    Where the template changes answers (it drops earlier thinking) and all have their `token_ids`, each answer
-    is a piece with its prompt as the model has read it.
+    Where the template changes answers (it drops earlier thinking) and all answers have `token_ids`, each
+    answer becomes a piece, after the prompt that the model has read.
 
     Raises:
         UserError: as `encode_conversation`.
@@ -109,7 +109,7 @@ def _cut(piece: Encoded, max_length: int) -> Encoded:
 
 
 def _single_answers(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> list[Encoded]:
-    """Encode each answer by its `token_ids`, after its prompt."""
+    """Return one example per answer: the rendered prompt, then the answer's `token_ids`."""
     messages, source = adapt_roles(tokenizer, conversation.messages), conversation.source
     end_ids = tokenize(tokenizer, end_of_turn_text(tokenizer, template_of(tokenizer)))
     pieces = []
@@ -123,8 +123,8 @@ def _single_answers(tokenizer: PreTrainedTokenizerBase, conversation: Conversati
 
 
 def _ended(token_ids: list[int], end_ids: list[int]) -> tuple[list[int], list[int]]:
-    """Return generated ids with an end-of-turn token, and the mask of those that are trained: without one
-    that was not generated."""
+    """Return generated ids that end with the end-of-turn token, and their loss mask: 0 on that token if it
+    had to be added."""
     missing = end_ids if end_ids and token_ids[-len(end_ids) :] != end_ids else []
     return [*token_ids, *missing], [1] * len(token_ids) + [0] * len(missing)
 
@@ -132,7 +132,7 @@ def _ended(token_ids: list[int], end_ids: list[int]) -> tuple[list[int], list[in
 def _encode_chat(
     tokenizer: PreTrainedTokenizerBase, conversation: Conversation
 ) -> tuple[Encoded, dict[int, int]]:
-    """Encode a chat; also return, for each user message, the token index at which its exchange starts."""
+    """Return an encoded chat and, by index of each user message, the token at which its exchange starts."""
     messages = adapt_roles(tokenizer, conversation.messages)
     source = conversation.source
     text = render(tokenizer, messages, source)
@@ -143,7 +143,7 @@ def _encode_chat(
     out, mask, starts = [], [], {}
     position = 0  # in ids
     after_answer = 0  # in out
-    shift = len(conversation.messages) - len(messages)  # a system turn that was joined to the first user turn
+    shift = len(conversation.messages) - len(messages)  # a system turn joined to the first user turn
     for index, message in enumerate(messages):
         if message.role == "user":
             starts[index + shift] = after_answer
@@ -163,7 +163,7 @@ def _encode_chat(
             _check_ids(tokenizer, message, f"{source}: turn {index + 1}")
             answer, trained = _ended(message.token_ids, end_ids)
         if (message.token_ids is not None or not inside) and last > first and rights[last - 1] > end:
-            rest = tokenize(tokenizer, text[end : rights[last - 1]])  # of a token that spans the end
+            rest = tokenize(tokenizer, text[end : rights[last - 1]])  # rest of a token that spans the end
         out += prompt + answer
         mask += [0] * len(prompt) + trained
         after_answer = len(out)
@@ -176,7 +176,7 @@ def _encode_chat(
 
 
 def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], list[int], list[int]]:
-    """Return ids, and the left and right edge of each in the text, both never decreasing.
+    """Return a text's ids, and each token's left and right edge in the text; edges never decrease.
 
     Some byte-level tokenizers trim spaces from offsets (a token of spaces gets an empty span at its end), so
     a token's left edge is at most the right edge of the previous one.
@@ -201,7 +201,7 @@ def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[i
 
 
 def _check_ids(tokenizer: PreTrainedTokenizerBase, message: Message, where: str) -> None:
-    """Check that generated ids decode to the text of their turn.
+    """Require that generated ids decode to the text of their turn.
 
     Raises:
         UserError: they do not.
@@ -219,14 +219,14 @@ def _other_text(message: Message, text: str, where: str, remedy: str) -> UserErr
 
 
 def fill_texts(tokenizer: PreTrainedTokenizerBase, conversation: Conversation, hash: str) -> None:
-    """Set the text of answers that were stored as token ids alone, or that end before a stop text in trees of
-    thoughts.
+    """Set the text of answers from their token ids: where the file has ids alone, or where, in a tree of
+    thoughts, the text was cut before a stop text that the ids still have.
 
     Args:
-        hash: the tokenizer's.
+        hash: of the tokenizer.
 
     Raises:
-        UserError: ids of another tokenizer, or that this one does not have.
+        UserError: ids of another tokenizer, or ids that this one does not have.
     """
     for number, message in enumerate(conversation.messages, 1):
         if message.token_ids and (not message.content or conversation.tree_of):
@@ -246,7 +246,7 @@ def decode_answer(tokenizer: PreTrainedTokenizerBase, ids: list[int], where: str
     """Return the text of generated ids, without the end-of-turn token.
 
     Raises:
-        UserError: ids that the tokenizer does not have; the message ends with the remedy.
+        UserError: ids that the tokenizer does not have; the message ends with `remedy`.
     """
     if not all(isinstance(token, int) and 0 <= token < len(tokenizer) for token in ids):
         raise UserError(f"{where}: token_ids: must be in 0..{len(tokenizer) - 1}; {remedy}")

@@ -1,4 +1,4 @@
-"""Which prompts a corpus has been compared with: those that its drafter is measured on and must not learn."""
+"""Record of the evaluation prompts that a corpus has been compared with; its drafter must not learn them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,17 +9,17 @@ from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.writing import write_json
 
-FILE = ".measured.json"  # in the corpus's folder; hidden, as later stages do not depend on it
+FILE = ".measured.json"  # in the folder of the corpus; hidden, as later stages do not depend on it
 
 
 def not_compared(corpus: str | Path, measured: Sequence[PromptSet]) -> list[PromptSet]:
-    """Return the prompts that a corpus has not been compared with as they are now."""
+    """Return the prompt sets that a corpus has not been compared with, or whose files have changed since."""
     known = _known(corpus)
     return [one for one in measured if known.get(_key(one)) != hash_input(one.path)]
 
 
 def note_compared(corpus: str | Path, measured: Sequence[PromptSet]) -> None:
-    """Record that a corpus has been compared with these prompts, and holds none."""
+    """Record that a corpus has been compared with these prompts and holds none of them."""
     if measured:
         write_json(
             Path(corpus) / FILE, _known(corpus) | {_key(one): hash_input(one.path) for one in measured}

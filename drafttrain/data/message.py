@@ -1,15 +1,15 @@
-"""One turn of a chat."""
+"""A message of a chat or document."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Message:
-    """One turn.
+    """One turn of a chat, or a plain document.
 
     Attributes:
         role: "system", "user", "assistant" or "tool"; "text" for the single message of a plain document.
-        content: the turn's text; "" where a file has an answer's token_ids alone, until `fill_texts`.
+        content: the turn's text; "" for an answer stored as token_ids alone, until `fill_texts` sets it.
         token_ids: the turn's ids exactly as the target generated them, when known (assistant turns only).
     """
 

@@ -17,10 +17,10 @@ from drafttrain.data.streams import open_streams, read_lines
 from drafttrain.utils.errors import UserError, brief
 
 OVERLAP = "contains an evaluation prompt"  # why a conversation is left out
-_OPENING = 3  # words by which contained prompts are looked up
-_MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only as a whole turn
-_PARAGRAPHS = re.compile(r"\n[^\S\n]*\n")  # between them is an empty line, with any line ends
-_COMMON_WORDS = 3  # in any text, so such a prompt is no sign of a copy
+_OPENING = 3  # first words of a prompt, by which contained prompts are looked up
+_MIN_WORDS = 10  # a shorter prompt ("Continue.") counts only as a whole turn or paragraph
+_PARAGRAPHS = re.compile(r"\n[^\S\n]*\n")  # separated by an empty line, with any line ends
+_COMMON_WORDS = 3  # a prompt of up to this many words occurs in any text and is no sign of a copy
 
 
 _UNSPACED = (
@@ -30,8 +30,8 @@ _WORD = re.compile(f"[{_UNSPACED}]|[^\\W_{_UNSPACED}]+")  # scripts without spac
 
 
 def fold(text: str) -> str:
-    """Return the lower-case words and numbers of a text, with one space between them; in scripts that write
-    no spaces each character is a word.
+    """Return the lower-case words and numbers of a text, with one space between them; in scripts without
+    spaces each character is a word.
 
     >>> fold("Who's  “there”? 请说 ２")
     'who s there 请 说 2'
@@ -40,7 +40,7 @@ def fold(text: str) -> str:
 
 
 class EvaluationPrompts:
-    """A set of prompts, which finds them as whole turns or inside a longer one."""
+    """A set of prompts that can be found in texts: as a whole turn or paragraph, or inside a longer one."""
 
     def __init__(self, prompts: Iterable[str]) -> None:
         self._whole = {folded for prompt in prompts if (folded := fold(prompt))}
@@ -55,8 +55,8 @@ class EvaluationPrompts:
 
     @classmethod
     def read(cls, paths: Iterable[str | Path]) -> "EvaluationPrompts":
-        """Read every file that `read_prompts` reads, folders of Parquet files, and other files line by line.
-        The rows' own words are compared, without the request that is put around them for the model.
+        """Read the prompts of any file that `read_prompts` takes, of folders of Parquet files, and of other
+        files line by line. They are the rows' own words, without the request added for the model.
 
         Raises:
             UserError: a file is unreadable or empty, or has a row without a prompt.
@@ -66,8 +66,8 @@ class EvaluationPrompts:
     def overlap(self, text: str) -> bool:
         """Return whether a turn or one of its paragraphs is a prompt, or contains one of at least ten words.
 
-        Benchmarks have Alpaca's prompts without their input, which is the second paragraph here; and turns of
-        a user that follow each other are paragraphs of one.
+        Paragraphs are compared because benchmarks have Alpaca's prompts without their input, which is the
+        second paragraph here, and because successive turns of a user are joined into paragraphs of one turn.
         """
         folded = fold(text)
         if folded in self._whole or any(fold(p) in self._whole for p in _PARAGRAPHS.split(text.strip())):
@@ -79,19 +79,19 @@ class EvaluationPrompts:
 
 
 class MeasuredPrompts:
-    """The prompts that a drafter is to be measured on: no conversation that it learns from may hold one.
+    """The prompts that a drafter will be measured on: no conversation that it learns from may hold one.
 
-    Those of a few words, such as "Continue.", are everybody's and do not count.
+    Prompts of up to three words, such as "Continue.", occur in any chat and do not count.
 
     Args:
-        sets: of them; the rows and turns that are decoded.
+        sets: the prompt sets; only the rows and turns that will be decoded are compared.
 
     Raises:
         UserError: as `EvaluationPrompts.read`.
     """
 
     def __init__(self, sets: Iterable[PromptSet]) -> None:
-        telling: dict[str, list[str]] = defaultdict(list)  # by file, of which there may be several sets
+        telling: dict[str, list[str]] = defaultdict(list)  # by file, which several sets may share
         for one in sets:
             rows = spread(_rows_of(one.path), one.limit)
             turns = (turn for row in rows for turn in row[: one.turns])
@@ -100,7 +100,7 @@ class MeasuredPrompts:
         self._found: dict[str, list[str]] = defaultdict(list)  # turns that hold one, by file
 
     def look(self, turns: Sequence[str]) -> None:
-        """Count a conversation by its turns."""
+        """Record a conversation, given by its turns, if one of them holds a prompt."""
         for path, prompts in self._prompts.items():
             if (held := next(filter(prompts.overlap, turns), None)) is not None:
                 self._found[path].append(held)
@@ -109,11 +109,11 @@ class MeasuredPrompts:
         """Require that no conversation so far holds a prompt.
 
         Args:
-            key: of the recipe, whose conversations they are.
-            exclude: key of the files whose prompts are left out of them.
+            key: the recipe's key of the conversations, for the error message.
+            exclude: the recipe's key of the files whose prompts are left out, likewise.
 
         Raises:
-            UserError: some do; says how many, and which.
+            UserError: some hold one; the message has their number and an example for each file.
         """
         if not self._found:
             return
@@ -128,14 +128,14 @@ class MeasuredPrompts:
 
 
 def not_excluded(measured: Sequence[PromptSet], exclude: Sequence[str]) -> list[PromptSet]:
-    """Return the prompts whose files are not themselves those whose conversations are left out anyway; of a
-    folder some may not be read."""
+    """Return the prompt sets whose path is not in `exclude`, which leaves their prompts out anyway. A file in
+    an excluded folder is returned, as not every file of a folder is read."""
     left_out = {Path(path).resolve() for path in exclude}
     return [one for one in measured if Path(one.path).resolve() not in left_out]
 
 
 def _rows_of(path: str | Path) -> list[list[str]]:
-    """Return the turns of each row of a file of prompts, or of a folder.
+    """Return the turns of each row of a file or folder of prompts.
 
     Raises:
         UserError: it is unreadable or empty, or has a row without a prompt.
@@ -143,7 +143,7 @@ def _rows_of(path: str | Path) -> list[list[str]]:
     lines: list[str] = []
     if Path(path).is_file() and not _has_rows(path):
         lines = [line for stream in open_streams(path) for _, line in read_lines(stream)]
-    if lines and not _is_json(lines[0]):  # else JSON of an unusual suffix
+    if lines and not _is_json(lines[0]):  # otherwise JSON with an unusual suffix
         rows = [[line] for line in lines]
     else:
         rows = [_prompts_of(value, source) for _, source, value in read_rows(path)]
@@ -153,7 +153,7 @@ def _rows_of(path: str | Path) -> list[list[str]]:
 
 
 def _is_json(line: str) -> bool:
-    """Return whether a file that begins with this line holds JSON objects, one by one or in a list."""
+    """Return whether a file with this first line holds JSON objects, one by one or in a list."""
     if line.strip() in ("[", "{"):
         return True
     try:

@@ -1,5 +1,5 @@
-"""The user's turns in a row of a benchmark's file. Rows are recognized by their keys (`FORMS`, at the end);
-any other row that the corpus reader knows, such as a chat or Alpaca's, gives its user turns.
+"""Get the user's turns from a row of a benchmark's file. Rows are recognized by their keys (`FORMS`, at the
+end); for any other row that the corpus reader knows, such as a chat or Alpaca's, they are its user turns.
 
 Reference answers are never read.
 """
@@ -20,7 +20,7 @@ MBPP_REQUEST = (
     "You are an expert Python programmer, and here is your task: {task} Your code should pass these tests:"
     "\n\n{tests}"
 )
-TRANSLATION_REQUEST = "Translate {source} to {target}: {text}"  # Spec-Bench's words, as the next
+TRANSLATION_REQUEST = "Translate {source} to {target}: {text}"  # Spec-Bench's words, as in the next one
 SUMMARY_REQUEST = "Summarize: {0}"
 DROP_REQUEST = "Passage: {0}\nQuestion: {1}\nAnswer:"  # as in simple-evals
 # ours: an answer of one letter would leave nothing to draft
@@ -35,7 +35,7 @@ LANGUAGES = {
     "hi": "Hindi",
     "ru": "Russian",
 }
-# Spec-Bench spreads MT-bench over these
+# Spec-Bench has these categories in place of MT-bench
 MT_BENCH = "mt_bench"
 MT_BENCH_CATEGORIES = {
     "writing",
@@ -51,12 +51,12 @@ MT_BENCH_CATEGORIES = {
 
 @dataclass(frozen=True)
 class Form:
-    """A benchmark's rows.
+    """The form of a benchmark's rows, and how they become prompts.
 
     Attributes:
         keys: a row that has all of them is of this form.
-        words: the row's own texts that make its prompt.
-        ask: the user's turns, from the row and its words. None: the words themselves.
+        words: returns the row's own texts that make up its prompt.
+        ask: returns the user's turns from the row and its words. None: the words are the turns.
     """
 
     keys: set[str]
@@ -65,8 +65,8 @@ class Form:
 
 
 def flatten(value: Any) -> Iterator[Any]:
-    """Yield the rows in one value of a JSON file: itself, or those that DROP's and TriviaQA's own files nest
-    in one."""
+    """Yield the rows in one value of a JSON file: the value itself, or the rows nested in it, as in the
+    original files of DROP and TriviaQA."""
     if isinstance(value, dict) and isinstance(value.get("Data"), list):
         for item in (item for item in value["Data"] if isinstance(item, dict)):
             yield {"id": item.get("QuestionId"), "question": item.get("Question")}
@@ -86,7 +86,7 @@ def prompt_turns(row: dict[str, Any], source: str) -> tuple[list[str], str | Non
         source: file and row, for messages.
 
     Raises:
-        UserError: there is no prompt in it.
+        UserError: the row has no prompt.
     """
     form, system = _form_of(row), None
     if form is None:
@@ -104,11 +104,11 @@ def prompt_turns(row: dict[str, Any], source: str) -> tuple[list[str], str | Non
 
 
 def prompt_words(row: dict[str, Any], source: str) -> list[str]:
-    """Return the row's own texts in its prompt, without the request that is put around them here; empty texts
-    are left out.
+    """Return the row's own texts in its prompt, without the request that `prompt_turns` adds; empty texts are
+    left out.
 
     Raises:
-        UserError: there is something else in place of a prompt.
+        UserError: the prompt is missing or is not text.
     """
     form = _form_of(row)
     if form is None:
@@ -125,10 +125,10 @@ def is_known(row: dict[str, Any]) -> bool:
 
 
 def group_of(row: dict[str, Any], turns: Sequence[str]) -> str | None:
-    """Return the part of its benchmark that a row belongs to, by its key `category`; MT-bench is one part.
+    """Return the part of its benchmark that a row belongs to, from its key `category`; MT-bench is one part.
 
     Args:
-        turns: the row's. Those of MT-bench are two; EAGLE's GSM8K has a category "math" too.
+        turns: of the row. MT-bench has two, unlike EAGLE's GSM8K, whose category is "math" too.
     """
     category = row.get("category")
     if not isinstance(category, str) or not category.strip():
@@ -163,7 +163,7 @@ def _chat(row: dict, source: str) -> tuple[str | None, list[str]]:
     """Return the system prompt and the user's turns of a row that the corpus reader knows."""
     if not is_exchange(row):
         return None, []
-    asked = {key: value for key, value in row.items() if key != "label"}  # which is about the answer
+    asked = {key: value for key, value in row.items() if key != "label"}  # it is about the answer
     chat = row_to_conversation(asked, "auto", source, source, Counter(), Counter())
     messages = [m for m in chat.messages if m.content.strip()] if chat and not chat.is_text else []
     system = next((message.content for message in messages if message.role == "system"), None)
@@ -175,12 +175,12 @@ def _is_drop_passage(value: Any) -> bool:
 
 
 def _of(*keys: str) -> Callable[[dict], list]:
-    """Return a function that gives the values of these keys."""
+    """Return a function that returns a row's values of these keys."""
     return lambda row: [row[key] for key in keys]
 
 
 def _turns_of(key: str) -> Callable[[dict], list]:
-    """Return a function that gives the value of a key, or the items of a list under it."""
+    """Return a function that returns a row's value of a key, or its items if it is a list."""
     return lambda row: row[key] if isinstance(row[key], list) else [row[key]]
 
 
@@ -190,7 +190,7 @@ def _within(request: str) -> Callable[[dict, list[str]], list[str]]:
 
 
 def _translate(row: dict, words: list[str]) -> list[str]:
-    """Ask for a translation into English where that is one of the languages, else into the second one."""
+    """Return the request for a translation into English if the row has it, else into its second language."""
     codes = [code for code, text in row["translation"].items() if text is not None]
     source = next(code for code in codes if code != "en" or len(codes) == 1)
     target = "en" if "en" in codes else next(code for code in codes if code != source)

@@ -32,11 +32,11 @@ from drafttrain.data.streams import (
 from drafttrain.utils.errors import UserError
 
 MMLU_TEST = "_test.csv"
-# the other splits and notes in MMLU's archive
+# files in MMLU's archive that are not read: other splits and notes
 MMLU_OTHERS = re.compile(r"_(dev|val)\.csv$|auxiliary_train/|possibly_contaminated_urls\.txt$")
 ENDINGS = (*JSON_LINES, ".json", ".parquet", ".csv", ".tsv", *TEXT)
 ID_KEYS = ("question_id", "task_id", "id", "conversation_id", "prompt_id", "query_id", "example_id")
-LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # not for a cell
+LISTS = {"turns", "choices", "test_list", "translation", "conversations", "messages"}  # not in CSV cells
 T = TypeVar("T")
 
 
@@ -48,7 +48,7 @@ class Prompt:
         id: unique in its file.
         turns: the user's turns; the target answers each before the next.
         system: the system prompt, if the row has one.
-        group: the part of its benchmark that it belongs to, if the row has one.
+        group: part of its benchmark that the row belongs to, if it names one.
     """
 
     id: str
@@ -57,7 +57,7 @@ class Prompt:
     group: str | None = None
 
     def token_ids(self, tokenizer: PreTrainedTokenizerBase, answers: Sequence[str] = ()) -> list[int]:
-        """Return the ids of the chat up to the next answer.
+        """Return the ids of the chat up to the next answer, the header of its turn included.
 
         Args:
             answers: the target's answers to the first turns.
@@ -75,14 +75,14 @@ class Prompt:
 
 @dataclass
 class Task:
-    """A prompt set that has been read."""
+    """A prompt set with its prompts, read from the file."""
 
     name: str
     prompts: list[Prompt]
     turns: int = 1
 
     def parts(self) -> list["Task"]:
-        """Return the task itself, or one for each group of its prompts where it has several (Spec-Bench)."""
+        """Return one task per group of prompts if there are several groups (Spec-Bench), else the task."""
         by_group: dict[str, list[Prompt]] = {}
         for prompt in self.prompts:
             by_group.setdefault(prompt.group or "other", []).append(prompt)
@@ -92,7 +92,7 @@ class Task:
 
     @property
     def n_turns(self) -> int:
-        """Return the number of chat turns that are played."""
+        """Return the number of chat turns that will be decoded."""
         return sum(min(self.turns, len(prompt.turns)) for prompt in self.prompts)
 
     @classmethod
@@ -102,10 +102,10 @@ class Task:
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """Read prompts from a .jsonl, .json, .parquet, .csv, .tsv or .txt file, gzipped or not, or from a folder
-    or archive of such. Of MMLU's archive only the test split is read.
+    or archive of such files. Of MMLU's archive only the test split is read.
 
     Args:
-        limit: how many, evenly spaced; None for all.
+        limit: number of prompts to take, evenly spaced; None for all.
 
     Raises:
         UserError: the file is missing, damaged or not UTF-8, or holds no prompt, or a row has none; a folder
@@ -123,7 +123,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
-    """Yield number, source and value of the rows of a file, or of the tables and texts in a folder or
+    """Yield (number, source, value) for each row of a file, or of the tables and texts in a folder or
     archive.
 
     Raises:
@@ -137,12 +137,12 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, str, Any]]:
             continue
         rows = ((number, row) for number, value in _values(stream) for row in flatten(value))
         for count, (number, row) in enumerate(rows, 1):
-            number = max(number, count)  # of a nested file; blank lines count in others
+            number = max(number, count)  # count for nested rows, number for blank lines
             yield number, f"{stream.source}:row {number}", row
 
 
 def make_prompts(rows: Iterable[tuple[int, str, Any]]) -> list[Prompt]:
-    """Return prompts with unique ids from rows: number, source for messages, value.
+    """Return prompts with unique ids, made from rows of (number, source for messages, value).
 
     Raises:
         UserError: a row has no prompt.
@@ -160,7 +160,7 @@ def make_prompts(rows: Iterable[tuple[int, str, Any]]) -> list[Prompt]:
 
 
 def first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
-    """Return the first n prompts, taken from all tasks in turn."""
+    """Return tasks with n prompts in all, taken from the start of each task in rotation."""
     taken = {task.name: 0 for task in tasks}
     while n and any(taken[task.name] < len(task.prompts) for task in tasks):
         for task in tasks:
@@ -171,7 +171,7 @@ def first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
 
 
 def spread(items: Sequence[T], n: int | None) -> list[T]:
-    """Return n items at equal distances, so that they cover all categories of a file; None: all."""
+    """Return n evenly spaced items, so that they cover all categories of a file; None: all."""
     n = len(items) if n is None else min(n, len(items))
     return [items[i * len(items) // n] for i in range(n)]
 
@@ -187,7 +187,7 @@ def _values(stream: Stream) -> Iterator[tuple[int, Any]]:
 
 
 def _table_rows(stream: Stream) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of one of MMLU's files, which have no header, or of a table with one."""
+    """Yield the rows of a table with a header, or of one of MMLU's files, which have none."""
     with readable(stream.source):
         text = io.StringIO(stream.bytes.read().decode("utf-8-sig"), newline="")
     table = csv.reader(text)
@@ -206,7 +206,7 @@ def _is_mmlu(cells: Sequence[str]) -> bool:
 
 
 def _mmlu_rows(stream: Stream, table: Iterable[list[str]]) -> Iterator[tuple[int, Any]]:
-    """Yield rows of a question, four choices and the answer's letter."""
+    """Yield the rows of one of MMLU's files: a question, four choices and the letter of the answer."""
     name = PurePosixPath(stream.name).stem
     for row, cells in enumerate(table, 1):
         if not _is_mmlu(cells):

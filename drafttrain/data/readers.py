@@ -19,14 +19,14 @@ _ROWS = (".json", ".parquet", *JSON_LINES)
 
 @dataclass
 class ReadReport:
-    """Counts of the rows (documents) of one source; `read == kept + sum of skipped`, always.
+    """Counts of the rows or documents of one source; `read` is always `kept` plus the sum of `skipped`.
 
     Attributes:
         read: rows seen.
         kept: conversations yielded.
         skipped: number of rows by reason.
         repairs: number of changes by kind.
-        files_left_out: by suffix, files of a folder or archive that are no training data.
+        files_left_out: number of files in a folder or archive that are no training data, by suffix.
         cleaned: number of changes that `clean_document` made, by kind.
     """
 
@@ -44,8 +44,8 @@ def read_conversations(
     """Read chats or documents from a file, a folder or an archive.
 
     Files may be JSON (an array or one object), JSON lines, Parquet or plain text, each also gzipped, and may
-    be in a folder, a zip or a tar archive. Turns are not changed (`conversation.tidy` repairs them), so that
-    prompts without an answer can be read too.
+    be in a folder, a zip or a tar archive. The order of turns is not repaired (`tidy.tidy` does that), so
+    that prompts without an answer can be read too.
 
     Args:
         path: file, folder or archive.

@@ -20,7 +20,7 @@ class SplitCounts:
 
 @dataclass
 class CorpusReport:
-    """Counts of a corpus, which account for every row.
+    """Counts of a corpus, in which every row that was read appears.
 
     For each source, rows read = kept + skipped; kept conversations become examples: one each, more where
     `cut`, minus `pieces_without_trained_tokens`.

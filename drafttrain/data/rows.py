@@ -1,8 +1,8 @@
 """Turn one JSON row of a training file into a conversation: ShareGPT, OpenAI messages, MOSS, instructions,
 text.
 
-Keys and spellings are those of real files. Unknown roles are errors: text under a wrong role would be
-trained, or left out, unnoticed.
+Keys and spellings are those of real files. Unknown roles are errors: under a wrong role, text would be
+trained on or left out unnoticed.
 """
 
 import json
@@ -46,13 +46,13 @@ _MOSS_MARKS = re.compile(r"^<\|(?:Human|MOSS)\|>:\s*|\s*<eo[hm]>\s*$")
 def row_to_conversation(
     row: Any, format: str, id: str, source: str, skipped: Counter, repairs: Counter
 ) -> Conversation | None:
-    """Read one row.
+    """Return the conversation of one row, or None for a row to skip.
 
     Args:
         row: decoded JSON.
         format: "sharegpt", "messages", "alpaca" (any single exchange), "text", or "auto": by the row's keys.
         id: used if the row has none.
-        source: "file.json:row 12".
+        source: such as "file.json:row 12", for error messages.
         skipped: receives the reason when None is returned.
         repairs: receives the number of changes by kind.
 
@@ -87,7 +87,7 @@ def row_to_conversation(
 
 
 def is_exchange(row: dict) -> bool:
-    """Return whether a row has the keys of a chat or of a question with its answer, with any values."""
+    """Return whether a row has a key of a chat or of a question with an answer, with any value."""
     return not _CHAT_KEYS.isdisjoint(row)
 
 
@@ -119,8 +119,8 @@ def _system(row: dict) -> list[Message]:
 
 
 def _history(row: dict) -> list[Message]:
-    """Return the exchanges before the last one, of Alpaca's rows as LLaMA-Factory has them: pairs of texts. A
-    key of this name that holds something else is another format's."""
+    """Return the earlier exchanges of an Alpaca row, which LLaMA-Factory has as pairs of texts in `history`;
+    a `history` with other values belongs to another format and gives none."""
     pairs = row.get("history")
     is_pairs = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
     if not is_pairs or not all(isinstance(text, str) for pair in pairs for text in pair):
@@ -171,7 +171,7 @@ def _content(turn: dict, where: str) -> str:
 
 
 def _moss_turns(chat: dict, source: str) -> list[Message]:
-    """Return MOSS-003's turn_1, turn_2, …, turn_10 in numerical order, without the marks around them."""
+    """Return the turns of MOSS-003 (turn_1, …, turn_10) in numerical order, without their marks."""
     messages = []
     for name in sorted(chat, key=lambda name: int(re.sub(r"\D", "", name) or 0)):
         where = f"{source}: {name}"

@@ -25,7 +25,7 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 _SEPARATOR = re.compile(r"[ \t\r\n,]*")  # between values
 JSON_LINES = (".jsonl", ".ndjson")
 TEXT = (".txt", ".text")
-# Text files about a collection, which are none of its documents.
+# Beginnings of the names of text files that describe a collection and are not documents of it.
 _COMPANIONS = ("readme", "license", "licence", "copying", "notice", "categories")
 
 
@@ -36,8 +36,8 @@ class Stream:
     Attributes:
         source: the file's full name, for messages ("chats.zip/part/a.json").
         name: its name relative to the given path ("part/a.json"), without ".gz".
-        bytes: decompressed.
-        given: whether it is the given path itself, not a file in a folder or an archive.
+        bytes: the decompressed bytes.
+        given: whether it is the given path itself rather than a file in a folder or an archive.
     """
 
     source: str
@@ -52,7 +52,7 @@ class Stream:
 
     @property
     def is_companion(self) -> bool:
-        """Return whether this is a text about its folder or archive, such as README.txt."""
+        """Return whether this is a text file that describes its folder or archive, such as README.txt."""
         stem = PurePosixPath(self.name).stem.lower()
         return not self.given and self.suffix in TEXT and stem.startswith(_COMPANIONS)
 
@@ -60,8 +60,8 @@ class Stream:
 def open_streams(path: str | Path) -> Iterator[Stream]:
     """Open a file, every file of a folder, or every member of a zip or tar archive (also gzipped).
 
-    Files of folders and zip archives are ordered by a hash of their names, which mixes folders, so that the
-    first n of a collection are a sample of all its parts.
+    Files of folders and zip archives are ordered by a hash of their names. This mixes subfolders, so that the
+    first n files are a sample of the whole collection.
 
     Raises:
         UserError: the path does not exist, or an archive is damaged, cut off or encrypted.
@@ -114,7 +114,7 @@ def _mixed(names) -> list[str]:
 
 @contextmanager
 def readable(where: str) -> Iterator[None]:
-    """Turn every exception of reading a file into a `UserError` that starts with `where`."""
+    """Turn the exceptions of reading a file into a `UserError` that starts with `where`."""
     try:
         yield
     except FileNotFoundError:
@@ -191,7 +191,7 @@ def read_jsonl(stream: Stream) -> Iterator[tuple[int, Any]]:
 def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
     """Yield (row, value) pairs of a JSON file: the elements of one array, or successive values.
 
-    The text is in memory as a whole; its rows are decoded one at a time.
+    The whole text is held in memory; its rows are decoded one at a time.
 
     Raises:
         UserError: not JSON, or cut off; names the row.
@@ -218,12 +218,12 @@ def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
 
 
 def read_parquet(stream: Stream) -> Iterator[tuple[int, Any]]:
-    """Yield (row, value) pairs of a Parquet file, without keys that hold null, which JSON would not have.
+    """Yield (row, value) pairs of a Parquet file, without the keys that hold null, as JSON would lack them.
 
     Raises:
         UserError: damaged, or not a Parquet file.
     """
-    import pyarrow  # which only Parquet files need
+    import pyarrow  # imported here, as only Parquet files need it
     from pyarrow import parquet
 
     with readable(stream.source):
@@ -242,7 +242,7 @@ def read_parquet(stream: Stream) -> Iterator[tuple[int, Any]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return the value without keys that hold null, at any depth: tables have every key in every row."""
+    """Return a value without the keys that hold null, at any depth: tables have all keys in every row."""
     if isinstance(value, dict):
         return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):

@@ -9,10 +9,10 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.data.message import Message
 from drafttrain.utils.errors import UserError, brief
 
-# Llama-3.1 and later print today's date into the system prompt unless they get another one; a corpus must not
-# depend on the day it was made. The date is the template's own default.
+# Llama-3.1 and later print today's date into the system prompt unless another is given; a corpus must not
+# depend on the day on which it was made. The date is the template's own default.
 TEMPLATE_OPTIONS = {"date_string": "26 Jul 2024"}
-SECONDS, MEMORY, LONGEST = 3.0, 2 << 30, 1 << 26  # of one chat: time, bytes, characters
+SECONDS, MEMORY, LONGEST = 3.0, 2 << 30, 1 << 26  # limits of rendering one chat: time, bytes, characters
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -40,17 +40,17 @@ def render(
     """Return the text of a chat.
 
     Args:
-        generation_prompt: with the header of the next assistant turn.
-        open_end: up to the end of the last message's content, so that a model goes on with it.
+        generation_prompt: append the header of the next assistant turn.
+        open_end: end with the content of the last message, so that a model continues it.
 
     Raises:
         UserError: no chat template, or one that refuses these turns, or takes too much time or memory.
     """
-    from drafttrain.utils.limits import bounded  # which a training on finished ids does not need
+    from drafttrain.utils.limits import bounded  # imported here, as training on stored ids does not need it
 
     template_of(tokenizer)
     try:
-        with bounded(SECONDS, MEMORY):  # a template is a program that came with the model
+        with bounded(SECONDS, MEMORY):  # a template is a program that comes with the model
             text = tokenizer.apply_chat_template(
                 [{"role": message.role, "content": message.content} for message in messages],
                 tokenize=False,
@@ -61,7 +61,7 @@ def render(
         if len(text) > LONGEST:
             raise ValueError(f"{len(text):,} characters, at most {LONGEST:,} are taken")
         return text
-    except Exception as error:  # it may raise anything
+    except Exception as error:  # a template may raise any exception
         roles = " ".join(message.role for message in messages[:12])
         reason = brief(error) or type(error).__name__
         raise UserError(
@@ -83,7 +83,7 @@ def _takes_role(tokenizer: PreTrainedTokenizerBase, template: str, role: str) ->
 
 
 def adapt_roles(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[Message]:
-    """Turn system and tool messages into user text where the template does not take those roles."""
+    """Return the messages with system and tool turns as user text where the template lacks those roles."""
     template = template_of(tokenizer)
     turns = list(messages)
     if any(turn.role == "tool" for turn in turns) and not _takes_role(tokenizer, template, "tool"):

@@ -1,7 +1,7 @@
-"""Read the traces of `drafttrain reason`: each answer that drafts are made for is a chat to train on.
+"""Read traces of `drafttrain reason` as training chats, one for each answer that is long enough for drafts.
 
-A drafter for a reasoning program learns most from what the target writes in it. Trees of evaluation problems
-are left out as a whole, like any conversation with an evaluation prompt (`corpus.exclude`).
+A drafter for a reasoning program learns most from the target's answers in that program. Trees of evaluation
+problems are left out as a whole, like any conversation with an evaluation prompt (`corpus.exclude`).
 """
 
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from typing import Any
 from drafttrain.utils.errors import UserError
 
 SHORT = 16  # answers limited to this many tokens or fewer, such as scores, get no drafts (`scheduler.short`)
-_SUMMARY = {"trees", "without_result"}  # keys of the sums over all trees, which are beside the traces
+_SUMMARY = {"trees", "without_result"}  # keys of the sums over all trees, stored next to the traces
 
 
 def rows_of_trees(value: dict[str, Any], source: str) -> Iterator[dict[str, Any]] | None:
-    """Return the rows of OpenAI messages in a trace, none in the sums over traces; None: it is neither.
+    """Return the rows of a trace as OpenAI messages, no rows for a summary of traces, None for other values.
 
-    Answers have the token ids that were generated, up to the stop text and with it. Those that had to begin
-    with given words are tokenized again, together with these words. `tree_of` is the text of the problem.
+    Answers have the token ids that were generated, up to and including the stop text. Answers that had to
+    begin with given words have no ids: their text is tokenized with those words. `tree_of` is the problem.
 
     Raises:
-        UserError: while they are read: damaged; the message begins with `source`.
+        UserError: while the rows are read: the trace is damaged; the message begins with `source`.
     """
     if _SUMMARY <= value.keys():
         return iter(())

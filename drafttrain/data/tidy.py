@@ -36,7 +36,7 @@ def tidy(conversation: Conversation, repairs: Counter, skipped: Counter | None =
     n_system = next((i for i, turn in enumerate(turns) if turn.role != "system"), len(turns))
     system, turns = turns[:n_system], turns[n_system:]
     if any(turn.role == "system" for turn in turns):
-        # Few templates take a system turn here; all take it as a user's.
+        # Few templates render a system turn here, but all render a user turn.
         done.add("late system turns read as user turns")
         turns = [replace(turn, role="user") if turn.role == "system" else turn for turn in turns]
 
@@ -62,7 +62,7 @@ def _join_repeated(turns: list[Message]) -> list[Message]:
     joined: list[Message] = []
     for turn in turns:
         if joined and joined[-1].role == turn.role:
-            # The ids of two answers are not those of the joined one: it is tokenized again.
+            # The token ids of two answers are not those of the joined text, which is tokenized again.
             joined[-1] = Message(turn.role, joined[-1].content + "\n\n" + turn.content)
         else:
             joined.append(turn)
@@ -74,7 +74,7 @@ def split_groups(ids: Iterable[str]) -> list[str]:
 
     ShareGPT files cut long chats into pieces with ids `X_0`, `X_8`, …: their group is `X`. A prefix that
     covers the whole file, or more than 100 rows, is a numbering ("row_0", "row_1", …), where each row is its
-    own group; so it is where an id does, which then only names the data.
+    own group. So is each row of an id that occurs more than 100 times, as it names the data set, not a chat.
 
     >>> split_groups(["abc_0", "abc_8", "def_0", "other"])
     ['abc', 'abc', 'def', 'other']

@@ -1,4 +1,4 @@
-"""Refuse chat templates that drop what the user says, with which a target would answer nothing."""
+"""Refuse chat templates that drop the user's turns: the target would not see any question."""
 
 from transformers import PreTrainedTokenizerBase
 
@@ -10,10 +10,10 @@ PROBE = "a probing turn"
 
 
 def require_user_turns(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Require that the chat template shows a user's turn; it may change long or special ones.
+    """Require that the chat template renders a simple user turn; it may change long or special ones.
 
     Raises:
-        UserError: it does not, or cannot render one.
+        UserError: the template drops the turn, or cannot render it.
     """
     if PROBE not in render(tokenizer, [Message("user", PROBE)], "probe", generation_prompt=True):
         raise UserError(

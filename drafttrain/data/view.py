@@ -21,10 +21,10 @@ def view_corpus(
     split: str = "train",
     console: Console | None = None,
 ) -> None:
-    """Print `n` examples drawn with `seed`.
+    """Print `n` examples of a split, drawn with `seed`.
 
     Raises:
-        UserError: no corpus there, or one made with another tokenizer.
+        UserError: there is no corpus at `path`, or it was made with another tokenizer.
     """
     console = console or Console()
     examples = load_corpus(path, tokenizer)[0][split]

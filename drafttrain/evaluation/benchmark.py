@@ -1,6 +1,6 @@
 """`drafttrain benchmark`: any methods on any tasks with one target, interleaved.
 
-It tunes nothing: the command line names what is compared, and prompts are only reported on.
+Nothing is tuned: the command line names what is compared, and all prompts are reported.
 `measurements.jsonl` is written turn by turn, and an interrupted benchmark continues there.
 """
 
@@ -147,7 +147,7 @@ def read_task(spec: TaskSpec, turns: int) -> Task:
 
 
 def limited(task: Task, limit: int | None) -> list[Task]:
-    """Return the task's parts with at most this many prompts each, at equal distances."""
+    """Return the groups of a task, each with at most this many prompts, evenly spaced."""
     return [Task(part.name, spread(part.prompts, limit), part.turns) for part in task.parts()]
 
 
@@ -170,8 +170,8 @@ def make_rows(measured: Sequence[Measurement], methods: Sequence[str]) -> list[d
 
 
 def harness_share(measured: Sequence[Measurement]) -> dict[str, float]:
-    """Return what measuring itself took: seconds of the measured turns outside the methods' runs, and their
-    share of the turns' time. Loading and warm-up are in neither."""
+    """Return the overhead of measuring: seconds of the measured turns outside the methods' runs, and their
+    share of the turns' time. Neither includes loading and warm-up."""
     known = [m for m in measured if m.harness_seconds is not None]
     outside = sum(m.harness_seconds for m in known)
     inside = sum(run.seconds for m in known for run in m.runs.values())

@@ -23,7 +23,7 @@ class MethodSpec:
     """A method as the command line names it.
 
     Attributes:
-        name: in the tables.
+        name: its name in the tables.
         source: folder or Hub id of a bundle, or of the model of `assistant`; None for those without files.
         tree: growth policy, as `parse_policy` reads it. None: what the bundle recommends.
     """
@@ -85,7 +85,7 @@ class TaskSpec:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Name and source of NAME=SOURCE; a path, a file or a Hub id alone is called by its last part."""
+    """Return name and source of NAME=SOURCE; a path or Hub id alone is named after its last part."""
     name, equals, source = (part.strip() for part in text.partition("="))
     if equals or not ("/" in text or Path(text).exists()):
         return name, source
@@ -98,7 +98,7 @@ class BenchmarkConfig:
 
     Attributes:
         target: what `load_target` takes.
-        methods: beside plain decoding by us and by transformers, which are always measured.
+        methods: in addition to plain decoding by us and by transformers, which are always measured.
         tasks: prompt sets.
         limit: prompts per task or group of it, evenly spaced. None: all.
         turns: turns of each chat at most.

@@ -1,4 +1,4 @@
-"""Shows where outputs with and without drafts differ, and whether rounding can have decided there."""
+"""Show where outputs with and without drafts differ, and whether rounding can explain it."""
 
 from dataclasses import asdict
 
@@ -26,17 +26,17 @@ def compare(
     console: Console | None = None,
 ) -> int:
     """Decode prompts greedily with and without drafting and print where the outputs differ: the tokens, the
-    text before them, and the gap of the target's two best logits, which tells a near-tie from a bug.
+    text before them, and the logits and rounding that distinguish a near-tie from a bug.
 
     Args:
         prompts: file that `read_prompts` reads; `limit`: how many of it.
-        dtype: as `load_target` takes it. bf16 decides near-ties by the shape of the forward; fp32 should not
-            differ at all.
+        dtype: as `load_target` takes it. In bf16 the shape of a forward decides near-ties; in fp32 outputs
+            should not differ at all.
         tree: how drafts grow. None: the bundle's recommended tree.
         calibration: for `pct`, `timed` and `c2t`. None: the bundle's own.
 
     Returns:
-        number of prompts whose outputs differ where the target was sure.
+        number of prompts whose outputs differ by more than a near-tie.
 
     Raises:
         UserError: prompts or bundle are unusable.

@@ -18,16 +18,16 @@ class EvaluateConfig:
 
     Attributes:
         prompts: the prompt sets; each gets a row of the table.
-        tune_prompts: prompts on which the tree is chosen; none of a benchmark.
-        trees: growth policies to try on them, such as `chain:length=4`, `eagle2:top_k=4,max_depth=5,total=12`
-            `timed` or `c2t`; the fastest is used. Empty: what the bundle recommends.
+        tune_prompts: prompts on which the tree is chosen; none of a benchmark's.
+        trees: growth policies to try on tune_prompts, such as `chain:length=4`, `timed`, `c2t` or
+            `eagle2:top_k=4,max_depth=5,total=12`; the fastest is used. Empty: what the bundle recommends.
         max_new_tokens: tokens decoded per chat turn at most.
         repeats: interleaved repetitions of each measurement.
-        lossless_prompts: prompts decoded in fp32 to prove that the output is the same. 0: none.
-        lossless_new_tokens: tokens decoded per prompt there.
-        transformers_dtype: of `generate` of transformers, which speed is compared with: "same" as the
-            target's, or the one in which it is "fastest" on this CPU; "auto": "fastest" if target.dtype is
-            auto, else "same".
+        lossless_prompts: prompts decoded in fp32 to check that the output is the same. 0: none.
+        lossless_new_tokens: tokens decoded per prompt for that check.
+        transformers_dtype: dtype of `generate` of transformers, the baseline of speedup_transformers: "same"
+            as the target's, or the one in which it is "fastest" on this CPU; "auto": "fastest" if
+            target.dtype is auto, else "same".
         busy: what to do when other processes would spoil the timings.
     """
 
@@ -64,7 +64,7 @@ class EvaluateConfig:
             )
 
     def check_trees(self) -> None:
-        """Validate the settings of the trees; imports torch, so a recipe's other mistakes come first.
+        """Validate the settings of the trees. This imports torch, so it is called after all other checks.
 
         Raises:
             UserError: there is no such policy or setting.

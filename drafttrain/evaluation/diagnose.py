@@ -1,4 +1,4 @@
-"""Decode prompts with a bundle, say why drafts are rejected, and name the changes most likely to help."""
+"""Decode prompts with a bundle, report why drafts are rejected, and name the changes most likely to help."""
 
 import os
 import warnings
@@ -23,15 +23,15 @@ from drafttrain.utils.files import read_json
 from drafttrain.utils.progress import counted
 from drafttrain.utils.writing import write_json
 
-LENGTH = 5  # of the chains
-NAMED = 3  # changes
-TAP_PROMPTS, TAP_TOKENS = 4, 24  # of the decode with another tapped block
+LENGTH = 5  # drafts of a chain
+NAMED = 3  # changes that are printed at most
+TAP_PROMPTS, TAP_TOKENS = 4, 24  # of the decode with each tapped block
 # acceptance of first drafts, and share of the accept_len on validation prompts, below which other tapped
 # blocks are tried
 SUSPICIOUS, SHORT = 0.5, 0.85
-BETTER = 0.3  # accept_len by which another block has to be better
-COSTS = 0.05  # of accept_len below that on validation prompts; less is not told from other prompts
-RISING = 0.02  # of accept_len, over the last half of a training
+BETTER = 0.3  # gain of accept_len from which another tapped block is named
+COSTS = 0.05  # loss of accept_len against validation prompts; a smaller one may be due to the other prompts
+RISING = 0.02  # relative gain of accept_len over the last half of a training, from which it was still rising
 REMEDIES = {
     "weights": "train it further on this target's answers: drafttrain regenerate, training.init_from",
     "template": "use the chat template of its training, or train it further with this one",
@@ -66,7 +66,7 @@ def diagnose(
         )
     chats, folder = read_prompts(prompts, limit), find_drafter(bundle)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of another target, which the diagnosis names
+        warnings.simplefilter("ignore", UserWarning)  # about another target, which the diagnosis reports
         loaded = load_bundle(bundle, target=target, dtype=dtype, own_calibration=False)
     drafter, target_lm = loaded.drafter, loaded.target
     ids = []
@@ -87,7 +87,7 @@ def diagnose(
     training = drafter.config.training or {}
     expected = training.get("final", {}).get("eval_accept_len")
     trained = training.get("eval_draft_length", length)
-    if min(trained, drafter.max_depth or trained) != length:  # other chains have another accept_len
+    if min(trained, drafter.max_depth or trained) != length:  # accept_len depends on the chains' length
         expected = None
     diagnosis = diagnose_drafts(drafts, training.get("max_length"), stats.accept_len)
     if drafter.max_depth:
@@ -105,12 +105,12 @@ def diagnose(
 
 
 def _identity(drafter: DraftModel, target: FrozenTarget, gain: float) -> list[Change]:
-    """Compare what the drafter was trained for with what it drafts for. Any difference is named: prompts that
-    are easier than those of the validation hide what it costs. All differences are one change, as they have
-    one gain.
+    """Compare the target that the drafter was trained for with the one that it drafts for. Every difference
+    is reported, even without a loss: prompts easier than the validation's may hide it. All differences are
+    one change, because only their joint gain is known.
 
     Args:
-        gain: in accept_len, to that on validation prompts.
+        gain: accept_len on validation prompts minus that of this decode.
     """
     made_for, found = drafter.config.target, identity(target)
     different = [key for key in REMEDIES if made_for.get(key) != found[key]]
@@ -139,7 +139,7 @@ def _trend(log: Path) -> list[Change]:
 def _tapped(
     drafter: DraftModel, target: FrozenTarget, prompts: Sequence[list[int]], length: int, console: Console
 ) -> list[Change]:
-    """Decode with other tapped blocks than the config names, and see whether more drafts are accepted."""
+    """Decode with each block tapped in turn, and report one with which clearly more drafts are accepted."""
     own = list(target.tapped_blocks)
     if len(own) != 1:
         return []
@@ -162,7 +162,7 @@ def _tapped(
 
 
 def show(diagnosis: Diagnosis, length: int, console: Console) -> None:
-    """Print the tables and what would help most, of chains of this length."""
+    """Print the tables and the most helpful changes; `length` is that of the decoded chains."""
     for name, groups in diagnosis.tables.items():
         table = Table(name, box=None, pad_edge=False)
         for column in ("drafts", "accepted", "probability"):
@@ -188,6 +188,6 @@ def show(diagnosis: Diagnosis, length: int, console: Console) -> None:
 
 
 def _longer(diagnosis: Diagnosis) -> list[str]:
-    """Return the line about longer chains; none if the drafter drafts as many tokens at most."""
+    """Return the line about longer chains; none if the drafter cannot draft longer ones."""
     found = ", ".join(f"{length:.2f} with {n} drafts" for n, length in diagnosis.chains.items())
     return [f"with longer chains, about {found}"] if found else []

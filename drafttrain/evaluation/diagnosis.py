@@ -1,7 +1,7 @@
-"""Why fewer drafts are accepted than could be: by depth, kind of token and place, and what would change it.
+"""Find why drafts are rejected, by depth, kind of token and position, and what would raise accept_len.
 
-Everything comes from a real greedy decode with chains. A gain is an estimate: the accept_len of a chain whose
-acceptance at each depth were that of the drafts without the cause.
+All numbers come from a greedy decode with chains. A gain is an estimate: the accept_len of a chain whose
+acceptance rate at each depth is that of the drafts that the cause does not affect, minus that of all drafts.
 """
 
 import math
@@ -16,11 +16,11 @@ POSITIONS, CONTEXTS = (16, 32, 64, 128, 256), (64, 128, 256, 512, 1024, 2048)  #
 PROBABILITIES, RANKS, TIMES = (0.2, 0.4, 0.6, 0.8), (1, 2, 4, 8, 16), (1, 4, 16)
 FEW = 25  # drafts that a group needs to be judged
 SURE = 3.0  # standard errors between two rates that are called different
-CHILDREN = (2, 3, 5)  # of each node, of the trees whose length is estimated
-LENGTHS = (8, 12)  # of the longer chains that are estimated
+CHILDREN = (2, 3, 5)  # children of each node, in the trees whose accept_len is estimated
+LENGTHS = (8, 12)  # drafts of the longer chains whose accept_len is estimated
 NUMBERS, POINTS, SPACE = "number", "punctuation", "space or line"
 START, INSIDE = "start of a word", "inside a word"
-# of a line of code outside of a fence, in the languages that answers mostly have; x = 5 may be mathematics
+# a line of code outside of a fence, in the languages most common in answers; x = 5 may be mathematics
 CODE = re.compile(
     r"(def|class|for|while|if|elif|else|try|except|with|switch|function|public|private|static)\b.*[:{;]$"
     r"|from [\w.]+ import |import [\w.]+( as \w+)?$|return\b|#include\b|.*[=(].*;$|.*[{}]$"
@@ -30,7 +30,7 @@ CODE = re.compile(
 
 @dataclass
 class Group:
-    """Drafts with something in common: how many were reached, and the share of them that was accepted."""
+    """Drafts with something in common: their number, the share accepted, and their mean probability."""
 
     name: str
     drafts: int
@@ -44,10 +44,10 @@ class Change:
 
     Attributes:
         cause: a short name.
-        why: what was seen.
+        why: what was observed.
         remedy: what to do.
         gain: estimated, in accept_len; None: not known.
-        is_certain: seen in the files, not estimated; comes first.
+        is_certain: whether the cause was found in files or by decoding, not estimated; such come first.
     """
 
     cause: str
@@ -59,14 +59,14 @@ class Change:
 
 @dataclass
 class Diagnosis:
-    """How drafts fared.
+    """Statistics of the drafts of a decode, and the changes that would raise accept_len.
 
     Attributes:
-        accept_len: of the decode; of chains with their acceptance at each depth, where that is not known.
-        kl, outside: means over the drafts, as `Draft`.
-        tables: groups by what they were grouped by.
-        trees: accept_len of a tree with this many children of each node on the path, estimated.
-        chains: accept_len of a chain of this many drafts, estimated, if it is longer than the decoded ones.
+        accept_len: of the decode; if not known, of chains with the drafts' acceptance rate at each depth.
+        kl, outside: means over the drafts, as in `Draft`.
+        tables: groups of drafts, by the name of what they are grouped by.
+        trees: estimated accept_len of a tree, by the number of children of each node on the path.
+        chains: estimated accept_len of chains longer than the decoded ones, by their number of drafts.
         changes: most helpful first.
     """
 
@@ -84,7 +84,7 @@ class Diagnosis:
 def diagnose_drafts(
     drafts: Sequence[Draft], max_length: int | None = None, accept_len: float | None = None
 ) -> Diagnosis:
-    """Judge the drafts of a decode by themselves.
+    """Diagnose a decode from its drafts alone.
 
     Args:
         max_length: tokens of the longest text in training; None: not known.
@@ -132,7 +132,7 @@ def ranked(changes: Iterable[Change]) -> list[Change]:
 
 
 def rate(drafts: Sequence[Draft], accepts: Callable[[Draft], bool] = lambda one: one.accepted) -> float:
-    """Return the share of drafts that is accepted."""
+    """Return the acceptance rate of drafts."""
     return sum(map(accepts, drafts)) / max(len(drafts), 1)
 
 
@@ -142,13 +142,13 @@ def chain_len(
     like: Callable[[Draft], bool] = lambda one: True,
     length: int | None = None,
 ) -> float:
-    """Return the accept_len of chains with these drafts' acceptance at each depth.
+    """Return the accept_len of chains that have these drafts' acceptance rate at each depth.
 
     Args:
         accepts: whether a draft counts as accepted.
-        like: which drafts give the rate of a depth; all of them where these are few.
-        length: drafts of a chain; those deeper than any of `drafts` are accepted at the rate of the last
-            depth that enough of them reached. None: as many as were decoded.
+        like: selects the drafts that give the rate of a depth; if they are few, all drafts there do.
+        length: drafts of a chain; beyond the decoded depths, the rate of the last depth with enough drafts
+            holds. None: as many as were decoded.
     """
     decoded = max((one.depth for one in drafts), default=0)
     total, reached, last = 1.0, 1.0, 0.0
@@ -164,7 +164,7 @@ def chain_len(
 
 
 def grouped(drafts: Sequence[Draft], key: Callable[[Draft], str]) -> list[Group]:
-    """Return the groups of drafts in the order of their names; numbers by size."""
+    """Group drafts by a key; groups are sorted by name, and by size if that begins with a number."""
     groups: dict[str, list[Draft]] = {}
     for draft in drafts:
         groups.setdefault(key(draft), []).append(draft)
@@ -181,7 +181,7 @@ def grouped(drafts: Sequence[Draft], key: Callable[[Draft], str]) -> list[Group]
 
 
 def differ(some: Sequence[Draft], others: Sequence[Draft]) -> bool:
-    """Return whether the rate of `some` is surely below that of the others."""
+    """Return whether the acceptance rate of `some` is more than `SURE` standard errors below `others`'."""
     if min(len(some), len(others)) < FEW:
         return False
     low, high = rate(some), rate(others)
@@ -227,7 +227,7 @@ def _rank(draft: Draft) -> str:
 
 
 def _count(n: int, bounds: Sequence[int]) -> str:
-    """Return the name of the group of a number from 1 on; each bound is the last number of one."""
+    """Return the name of the group of a number >= 1, such as "3 to 4"; a bound is a group's last number."""
     low = max((bound for bound in bounds if bound < n), default=0) + 1
     high = next((bound for bound in bounds if bound >= n), None)
     return f"{low} and more" if high is None else str(low) if low == high else f"{low} to {high}"
@@ -264,7 +264,7 @@ def _later_depths(drafts: Sequence[Draft], base: float) -> Change | None:
 
 
 def _later_positions(drafts: Sequence[Draft], base: float) -> Change | None:
-    """Compare the beginnings of answers with the rest, for each place to cut; the surest one is named."""
+    """Compare the beginnings of answers with the rest, at each bound; report the one of the largest drop."""
     found = []
     for bound in POSITIONS:
         early, late = _split(drafts, lambda one, bound=bound: one.position < bound)

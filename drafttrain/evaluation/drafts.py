@@ -1,4 +1,4 @@
-"""Every draft that a decode tried, with what the target wanted in its place: what `diagnosis.py` reads."""
+"""Record each draft that a decode reached, and the target's token in its place, for `diagnosis.py`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class Draft:
 
 @dataclass
 class NotingChain(ChainPolicy):
-    """Chains that keep the distribution of each draft.
+    """Chain policy that records the drafter's distribution of each draft.
 
     Attributes:
         noted: log-probabilities of the last chain's drafts, fp32 [D] each.
@@ -72,7 +72,7 @@ class NotingChain(ChainPolicy):
 
 
 class NotingRule(AcceptanceRule):
-    """Greedy acceptance that keeps the last tree and logits [1, n, V]."""
+    """Greedy acceptance rule that records the last tree and its logits [1, n, V]."""
 
     tree: TokenTree
     logits: torch.Tensor
@@ -118,7 +118,7 @@ def tried_drafts(
                 index = int(draft_ids[wanted])
                 inside = torch.log_softmax(p[ids], -1)  # [D]
                 before, after = (target.tokenizer.decode([*answer, *emitted[:n]]) for n in (i, i + 1))
-                # in its place: alone, some tokenizers leave out the space before a word
+                # decoded in context: some tokenizers drop the space before a word that is decoded alone
                 text = after[len(before) :] if after.startswith(before) else ""
                 found.append(
                     Draft(

@@ -109,9 +109,9 @@ def evaluate(
     log = MeasurementLog(out / "measurements.jsonl", key)
     speed = _measure_speed(config, loaded, stock.model, tasks, tuning, log)
     tree, lossless = speed["tree"], None
-    made["calibration"] = loaded.calibration_for(tree)  # the trees that were timed, in another dtype
+    made["calibration"] = loaded.calibration_for(tree)  # fp32 has to grow the trees that were timed
     transformers = stock.describe()
-    del loaded, stock  # the fp32 models take their place
+    del loaded, stock  # to make room for the fp32 models
     if config.lossless_prompts:
         exact = load_bundle(bundle, dtype=torch.float32, **made)
         share = first_of_each(tasks, config.lossless_prompts)
@@ -178,8 +178,8 @@ def _read_tasks(config: EvaluateConfig) -> tuple[list[Task], Task | None]:
 
 
 def _measured_key(config: EvaluateConfig, bundle: str | os.PathLike, *depends: Any) -> str:
-    """Return a fingerprint of what measurements depend on: an evaluation of something else does not continue
-    them."""
+    """Return a fingerprint of all that measurements depend on: an evaluation with another one does not
+    continue them."""
     sets = [*config.prompts, *([config.tune_prompts] if config.tune_prompts else [])]
     made_from = content_hash(find_drafter(bundle))
     prompts = [[item.name, content_hash(item.path)] for item in sets]

@@ -1,4 +1,4 @@
-"""Compares outputs with and without drafts, and tells near-ties of the target from bugs.
+"""Compare outputs with and without drafts, and distinguish near-ties of the target from bugs.
 
 In fp32 greedy output must equal plain decoding token by token, up to exact ties. In bf16 the shape of a
 forward alone changes logits by some tenths, so outputs differ from near-ties on. Which gap counts as a tie is
@@ -25,7 +25,7 @@ DRAFTING = "drafting"
 METHODS = (AUTOREGRESSIVE, TRANSFORMERS, DRAFTING)
 BATCH = 8
 WIDTHS = (1, 4, 8)  # tokens per forward, for the rounding of the same token
-AT_LEAST = 16  # tokens that are forwarded so
+AT_LEAST = 16  # tokens that are forwarded at these widths
 BEST = 10  # most probable tokens whose rounding counts: small logits far from the best ones round less
 
 
@@ -41,7 +41,7 @@ class Difference:
         below_best: distance of the worse of the two differing tokens from the best logit; None where an
             output had ended. Up to the noise it is a tie, above that a bug.
         logit_std: standard deviation of the logits, to compare the gap with.
-        noise: by how much rounding was seen to change a difference of two logits here (`rounding_noise`).
+        noise: largest change of a difference of two logits by rounding, measured here (`rounding_noise`).
     """
 
     position: int
@@ -94,7 +94,7 @@ def rounding_noise(target: FrozenTarget, prompt_ids: Sequence[int], tokens: Sequ
 def first_difference(
     target: FrozenTarget, prompt_ids: Sequence[int], expected: Sequence[int], output: Sequence[int]
 ) -> Difference | None:
-    """Compare two continuations of a prompt; return None if they are equal."""
+    """Return the first difference between two continuations of a prompt; None if they are equal."""
     if list(expected) == list(output):
         return None
     pairs = zip([*expected, -1], [*output, -1])
@@ -123,8 +123,8 @@ def check_lossless(
     batch (`batch_mismatches`).
 
     Returns:
-        `prompts`, `mismatches` (prompts that drafting decodes otherwise than plain decoding),
-        `transformers_mismatches` (that `generate` does), `dtype`, and `differences` with the place of each
+        `prompts`, `mismatches` (prompts whose output with drafts differs from plain decoding),
+        `transformers_mismatches` (the same for `generate`), `dtype`, and `differences` with the place of each
         and the target's top-2 logit gap there.
     """
     model = load_stock_model(target)

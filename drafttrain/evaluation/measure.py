@@ -1,8 +1,8 @@
-"""Measures decoding methods against each other.
+"""Measure decoding methods against each other.
 
 Every chat turn is decoded by all methods, one after the other, in an order that rotates from turn to turn, so
-that a machine that slows down or warms up slows all of them. Benchmarks and evaluations differ in what they
-give to `measure_tasks` and in how they print what it returns.
+that a machine that slows down or warms up affects all of them. Benchmarks and evaluations differ in what they
+pass to `measure_tasks` and in how they print its result.
 """
 
 import itertools
@@ -42,7 +42,7 @@ def drafting(
     sampling: SamplingParams | None = None,
     taps: Sequence[int] | None = None,
 ) -> Method:
-    """Return our decode loop with a proposer, batch 1.
+    """Return the method that runs our decode loop with a proposer, batch 1.
 
     Args:
         sampling: None is greedy; see `seeded` for the draws.
@@ -64,7 +64,7 @@ def drafting(
 def autoregressive(
     target: FrozenTarget, sampling: SamplingParams | None = None, taps: Sequence[int] | None = None
 ) -> Method:
-    """Return the same loop without drafts, which speedup is measured against."""
+    """Return the method that runs the same loop without drafts, which speedup is measured against."""
     return drafting(target, NoProposer(), sampling, taps)
 
 
@@ -74,7 +74,7 @@ def transformers_generate(
     sampling: SamplingParams | None = None,
     **options: Any,
 ) -> Method:
-    """Return `generate` of the same model as transformers loads it, with its default cache.
+    """Return the method that runs transformers' `generate` on the same model, with its default cache.
 
     Args:
         model: the target's, loaded by `load_stock_model`. None loads it.
@@ -148,10 +148,10 @@ class MeasurementLog:
     Args:
         path: the file. Its first line identifies what was measured; a file about something else is replaced.
         key: fingerprint of everything that the measurements depend on, apart from prompt and methods.
-        replace: False refuses a file about something else.
+        replace: False raises an error for a file about something else.
 
     Raises:
-        UserError: that, or a damaged line.
+        UserError: that, or a damaged or repeated line.
     """
 
     def __init__(self, path: str | os.PathLike, key: str, replace: bool = True):
@@ -277,10 +277,10 @@ def measure(
 
 
 class _Timer:
-    """Runs methods on one turn after the other and keeps apart what measuring itself takes.
+    """Runs all methods on one turn after the other, and times the overhead of measuring separately.
 
     Attributes:
-        lap: when the previous turn had been measured.
+        lap: time at which the previous turn was done.
     """
 
     def __init__(self, target: FrozenTarget, methods: dict[str, Method], max_new_tokens: int):

@@ -32,7 +32,7 @@ DECIDING = (".json", ".safetensors", ".bin")  # files of a bundle that decoding 
 
 
 class Methods:
-    """Everything that is compared on one target, loaded once. Methods from the same bundle share its weights.
+    """All methods of a benchmark on one target, loaded once. Methods from the same bundle share its weights.
 
     Args:
         target: loaded for decoding. Methods tap it as they need, each before it runs.
@@ -40,7 +40,7 @@ class Methods:
         stock: the target's model as transformers loads it; assistants get its dtype.
 
     Attributes:
-        described: what each method is, for the record.
+        described: description of each method, for the record.
         identity: fingerprint of what each method's measurements depend on.
         warnings: about bundles whose calibration was made for something else.
 
@@ -114,7 +114,7 @@ class Methods:
         """Return a bundle, or a small LM that drafts unchanged, the blocks that its drafter reads, and a
         fingerprint of its files."""
         folder = find_drafter(source)
-        self.target.tap(())  # so that what is tapped afterwards is this drafter's doing
+        self.target.tap(())  # so that the blocks that are tapped afterwards are this drafter's
         bundle = load_bundle(folder, self.target)
         files = [folder] if folder.is_file() else [one for one in folder.iterdir() if one.suffix in DECIDING]
         made_from = fingerprint({file.name: content_hash(file) for file in files})
@@ -135,8 +135,8 @@ class Methods:
 
 
 def costs_of(bundle: Bundle, tree: str) -> list[str]:
-    """Return the calibration that a policy grows trees by, which a machine may measure again; none for
-    others."""
+    """Return the costs that a policy grows trees from, for a fingerprint, as a machine may measure them
+    again; empty for policies that need none."""
     policy = tree.removeprefix(NGRAM).removeprefix("+")
     if not policy or not uses_calibration(policy, costs := bundle.costs_for(policy)):
         return []

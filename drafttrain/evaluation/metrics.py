@@ -71,7 +71,7 @@ class Measurement:
 
     @property
     def key(self) -> tuple:
-        """Return what tells it from the others of a log."""
+        """Return the key that identifies the measurement in a log."""
         place = (self.task, self.prompt, self.turn, self.repeat)
         return *place, frozenset(self.runs), self.temperature
 
@@ -183,7 +183,7 @@ def ratio(measurements: Sequence[Measurement], base: str, method: str) -> float:
 
 
 def ratio_spread(measurements: Sequence[Measurement], base: str, method: str) -> list[float]:
-    """Return the quartiles of the same ratio within each repeat."""
+    """Return the quartiles over repeats of the ratio within a single repeat."""
     first = _first(measurements)
     work = _new_tokens(method, first) / _new_tokens(base, first)
     times = [zip(*_times(measurements, name)) for name in (base, method)]
@@ -233,7 +233,7 @@ def by_context(measurements: Sequence[Measurement]) -> dict[str, list[Measuremen
 
 
 def _first(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return those of the first repeat."""
+    """Return the measurements of the first repeat."""
     return [measurement for measurement in measurements if measurement.repeat == 0]
 
 
@@ -299,11 +299,11 @@ def _row(
 
 
 def noise(repeats: Sequence[float], value: float) -> list[str]:
-    """Return a flag if a ratio's single repeats differ too much.
+    """Return a flag if the ratios of single repeats differ too much.
 
     Args:
-        repeats: their quartiles.
-        value: of all repeats.
+        repeats: quartiles of these ratios.
+        value: ratio over all repeats.
     """
     low, _, high = repeats
     is_noisy = (high - low) / value > NOISY

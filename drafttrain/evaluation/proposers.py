@@ -20,8 +20,8 @@ def find_drafter(path: str | os.PathLike) -> Path:
 
 
 def usable_proposers(bundle: Bundle, trees: Sequence[str]) -> dict[str, Proposer]:
-    """Return a bundle's drafter with each of several growth policies. One that cannot be used here (PCT with
-    a drafter slower than its target) is left out with a warning.
+    """Return proposers of a bundle's drafter by growth policy. A policy that cannot be used here (PCT with a
+    drafter slower than its target) is left out with a warning.
 
     Raises:
         UserError: none can be used.

@@ -1,4 +1,4 @@
-"""Tables of benchmarks and evaluations on the terminal, 80 columns wide as log files and plain terminals."""
+"""Print tables of benchmarks and evaluations, at most 80 columns wide, for log files and plain terminals."""
 
 from typing import Any
 
@@ -139,7 +139,7 @@ def describe_drafting(row: dict[str, Any]) -> str:
 
 
 def describe_difference(difference: dict[str, Any]) -> str:
-    """Return one line on where two outputs differ, with the facts that tell a near-tie from a bug."""
+    """Return one line on where two outputs differ, with the numbers that separate a near-tie from a bug."""
     d = difference
     line = (
         f"{d['task']}, prompt {d['prompt']}, token {d['position'] + 1}: {d['expected']} by plain decoding, "

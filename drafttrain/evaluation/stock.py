@@ -1,4 +1,4 @@
-"""The target as transformers runs it, which speed is compared with, in the dtype in which that is fastest."""
+"""The target as transformers runs it, the baseline of speed, in the dtype in which it is fastest there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ from drafttrain.utils.provenance import versions
 from drafttrain.utils.writing import write_json
 
 FILE = "transformers.json"  # in the folder of a measurement: the choice, which a resumed one keeps
-PROMPT = 16  # tokens of the prompt that the dtypes are tried on: whole ones are left to the probe
-FIRST_TOKENS, MOST_TOKENS = 4, 64  # of a run
-PATIENCE_S, ENOUGH_S = 4.0, 1.0  # a run this long is believed: the first, which includes warming up; a later
+PROMPT = 16  # tokens of the prompt that the dtypes are tried on: long prompts are left to the probe
+FIRST_TOKENS, MOST_TOKENS = 4, 64  # decoded in the first run, and in a run at most
+PATIENCE_S, ENOUGH_S = 4.0, 1.0  # seconds that make a run valid: the first, which includes warm-up; a later
 HOPELESS = 3  # times as slow as the other dtype at the products of a prompt: not tried
 
 
@@ -30,7 +30,7 @@ class Stock:
     """A model as transformers loads it.
 
     Attributes:
-        model: it.
+        model: the loaded model.
         tokens_per_second: of `generate` in each dtype that was tried; empty where none was.
     """
 
@@ -56,7 +56,7 @@ def load_stock(
         fastest: choose the dtype in which `generate` is fastest here, where the target is on a CPU. Otherwise
             the target's own is used.
         prompt_ids: of the prompt that the dtypes are tried on.
-        folder: where the choice is kept; the same target on the same machine keeps to it.
+        folder: where the choice is stored; for the same target on the same machine it is used again.
     """
     model = load_stock_model(target)
     if not fastest or target.device.type != "cpu" or model is target.model:
@@ -72,7 +72,7 @@ def load_stock(
         rates[dtype_name(dtype)] = _rate(decode, list(prompt_ids[:PROMPT]))
     best = getattr(torch, max(rates, key=rates.__getitem__))
     if model.dtype != best:
-        # one copy at a time, and the target's weights may have been rounded in the other dtype
+        # loaded again because the other dtype may have rounded the weights; one copy at a time
         del model, decode
         model = convert(load_stock_model(target), best)
     stock = Stock(model, rates)
@@ -84,14 +84,14 @@ def load_stock(
 
 def convert(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return the model with its weights in a dtype, converted in place; buffers such as the frequencies of
-    rotary embeddings stay as they are."""
+    rotary embeddings keep theirs."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
 
 
 def _candidates(target: FrozenTarget) -> list[torch.dtype]:
-    """Return the dtypes worth trying, the target's own first: its weights are whole in that one."""
+    """Return the dtypes worth trying, the target's own first: in that one its weights are not rounded."""
     text = target.config.get_text_config()
     sizes = text.hidden_size, getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     ms = probe.timed(*sizes).ms
@@ -102,7 +102,7 @@ def _candidates(target: FrozenTarget) -> list[torch.dtype]:
 
 
 def _rate(decode: Method, prompt_ids: list[int]) -> float:
-    """Measure tokens per second; of a slow dtype few tokens are asked."""
+    """Measure tokens per second, with few tokens if the dtype is slow."""
     tokens, enough = FIRST_TOKENS, PATIENCE_S
     while (taken := decode(prompt_ids, tokens)).seconds < enough and tokens < MOST_TOKENS:
         tokens, enough = 2 * tokens, ENOUGH_S

@@ -1,4 +1,4 @@
-"""Counts verified tokens against accept_len of any growth policies on any prompts (C2T paper, Figure 4).
+"""Count verified tokens against accept_len of any growth policies on any prompts (C2T paper, Figure 4).
 
 A family is the part of a policy's text before the colon; its settings give the points. Families are compared
 at equal accept_len, along their Pareto fronts. `drafttrain report --sweep` draws the points.
@@ -45,13 +45,13 @@ class Point:
     """One policy on all prompts.
 
     Attributes:
-        tree: its text.
+        tree: the policy as text.
         accept_len: tokens emitted per target forward, the target's own token included.
         verify_per_step: draft tokens sent to the target per forward, root excluded.
         verify_tokens, steps, new_tokens: the counts.
         accept_len_nonrepeated: accept_len outside repeated 4-grams; None if there are no such tokens.
         repetition: share of emitted tokens in them.
-        tokens_per_second: prompt encoding included; policies do not take turns, so only a hint. 0: not timed,
+        tokens_per_second: prefill included; policies are not interleaved, so only a hint. 0: not timed,
             because several prompts were decoded at a time.
         by_prompt: tokens emitted by steps, steps and verified tokens of each prompt; none in older files.
     """
@@ -116,8 +116,8 @@ def sweep(
         reference: family that the others are compared with.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
-        rows: prompts decoded at a time. More than one is several times faster, and nothing is timed. Counts
-            are the same up to near-ties in bf16, but for trees of a size for all rows: `timed`, `ngram+...`.
+        rows: prompts decoded at a time. More than one is several times faster, but not timed. Counts are the
+            same up to near-ties in bf16, except for trees of one size for all rows: `timed`, `ngram+...`.
 
     Raises:
         UserError: prompts, bundle or policies are unusable.
@@ -236,7 +236,7 @@ def count_tokens(
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other matches in accept_len with fewer verified tokens, by accept_len."""
+    """Return the points whose accept_len no other reaches with as few verified tokens, by accept_len."""
     return [points[i] for i in _front(*_coordinates(points))]
 
 
@@ -246,15 +246,15 @@ def _coordinates(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _front(accept_len: np.ndarray, verified: np.ndarray) -> np.ndarray:
-    """Return the places of the points of a Pareto front, by accept_len."""
+    """Return the indices of the points of a Pareto front, by ascending accept_len."""
     order = np.lexsort((verified, -accept_len))
-    fewest = np.minimum.accumulate(np.append(np.inf, verified[order]))[:-1]  # of those with longer ones
+    fewest = np.minimum.accumulate(np.append(np.inf, verified[order]))[:-1]  # among larger accept_len
     return order[verified[order] < fewest][::-1]
 
 
 def compare_families(points: Sequence[Point], reference: str) -> list[Comparison]:
-    """Compare each family but the reference with it, where their fronts have a common range of accept_len; on
-    straight lines between the points of a front."""
+    """Compare each family with the reference, where their fronts have a common range of accept_len; fronts
+    are interpolated linearly."""
     families = _families(points)
     base, comparisons = families.pop(reference, []), []
     for family, own in families.items():
@@ -276,8 +276,8 @@ def interval_of(drawn: np.ndarray | None) -> list[float] | None:
 
 
 def resampled_means(points: Sequence[Point], family: str, reference: str) -> np.ndarray | None:
-    """Return `Comparison.mean` in resamples of the prompts, float64 [RESAMPLES]; NaN where one has no
-    accept_len in common.
+    """Return `Comparison.mean` in resamples of the prompts, float64 [RESAMPLES]; NaN where the fronts of one
+    have no accept_len in common.
 
     None: the counts of single prompts are not known, or there is only one.
     """
@@ -300,7 +300,7 @@ def resampled_means(points: Sequence[Point], family: str, reference: str) -> np.
 
 
 def _families(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Group points; one that verifies nothing gives no ratio."""
+    """Group points by family, without those that verify nothing, which give no ratio."""
     families: dict[str, list[Point]] = {}
     for point in points:
         if point.verify_per_step > 0:
@@ -333,8 +333,8 @@ def _ratios(
 
 
 def verified_at(front: Sequence[Point], accept_len: np.ndarray) -> np.ndarray:
-    """Return draft tokens verified per step at some accept_len [n] within the range of a front, on straight
-    lines between its points."""
+    """Return draft tokens verified per step at some accept_len [n] within the range of a front, interpolated
+    linearly."""
     return np.interp(accept_len, [p.accept_len for p in front], [p.verify_per_step for p in front])
 
 

@@ -44,7 +44,7 @@ PAPER_OF_TREE = {"pct": "edd_pct", "eagle2": "eagle2", "c2t": "c2t", "c2t_chain"
 def write_card(config: ExportConfig, folder: str | os.PathLike) -> None:
     """Write `card.json`, the recipe's facts that no other file of the bundle has, and the card."""
     facts = asdict(config)
-    del facts["ngrams"], facts["dtype"]  # a path of the maker's, and what config.json has
+    del facts["ngrams"], facts["dtype"]  # a path on the maker's machine, and what config.json has
     write_json(Path(folder) / CARD, facts)
     write_text(Path(folder) / README, model_card(folder))
 
@@ -92,7 +92,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def is_path(name: str) -> bool:
-    """Return whether a target's name is a place on this machine, which may look like a Hub id."""
+    """Return whether a target's name is a path on this machine, even if it looks like a Hub id."""
     is_file = name.endswith(".gguf") or Path(name).exists()
     return is_file or name.startswith((".", "/", "~")) or name.count("/") > 1
 
@@ -129,7 +129,7 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
         name=name,
         kind=kind,
         repo=repo or "PATH_OR_HUB_ID",
-        published=repo is not None,  # a folder cannot tell transformers where it is
+        published=repo is not None,  # else transformers has to be given the drafter's folder
         base_model=base_model,
         target=target,
         settings=settings,
@@ -252,8 +252,8 @@ def _machine(machine: dict[str, Any] | None) -> str | None:
 
 
 def _calibration(folder: Path) -> dict[str, Any] | None:
-    """Return a calibration and, at one length of context, milliseconds of a target forward and of a drafting
-    step by size.
+    """Return machine, dtype and confidence of a calibration and, at one context length, milliseconds of a
+    target forward and of a draft step by size; None if there is none.
 
     Raises:
         UserError: the file is damaged.
@@ -271,7 +271,7 @@ def _calibration(folder: Path) -> dict[str, Any] | None:
 
 
 def _held_out(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a training log that are of held-out text.
+    """Return the entries of a training log that were measured on held-out text.
 
     Raises:
         UserError: it is not a training log.

@@ -19,7 +19,7 @@ class ExportConfig:
         command: the command that trained the drafter. null: the one that training recorded.
         hardware: what it was trained on. null: the machine that training recorded.
         notes: further lines for the card, such as how an n-gram cache was made.
-        dtype: of the bundle's weights. "auto": "float32" where target.dtype is that, else "bfloat16".
+        dtype: dtype of the bundle's weights. "auto": "float32" if target.dtype is float32, else "bfloat16".
         ngrams: folder of an n-gram cache to put into the bundle. null: none.
     """
 

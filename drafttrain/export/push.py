@@ -39,7 +39,7 @@ from drafttrain.utils.folders import new_folder
 from drafttrain.utils.manifest import is_ours, write_manifest
 
 MAIN = "main"
-# as `git check-ref-format` has it
+# branch names that `git check-ref-format` accepts
 BRANCH = re.compile(r"(?!/|-|\.)(?!.*(?:\.\.|//|/\.|@\{))[^\s\x00-\x1f\x7f~^:?*\[\\]+(?<![/.])(?<!\.lock)")
 BY_HAND = {"LICENSE", "NOTICE"}  # nothing here writes them, so that a bundle without them removes none
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN to a token with write access"
@@ -72,8 +72,8 @@ def prepare(bundle: str | os.PathLike, repo: str, revision: str = MAIN) -> Publi
     Hub id. Nothing is sent.
 
     Raises:
-        UserError: no Hub id, no name of a branch, no bundle, nothing measured, damaged weights, no licence,
-            or no Hub id of the target.
+        UserError: `repo` is no Hub id or `revision` no branch name; there is no bundle, its weights are
+            damaged, or it lacks results, a licence or the target's Hub id.
     """
     bundle = Path(bundle)
     if not is_hub_id(repo):
@@ -95,7 +95,7 @@ def prepare(bundle: str | os.PathLike, repo: str, revision: str = MAIN) -> Publi
     files: dict[str, Path | bytes] = {
         name: bundle / name for name in CONTENTS if (bundle / name).is_file() and name != CONFIG
     }
-    if facts.base_model and not is_known(str(settings["target"].get("name"))):  # others may not have it there
+    if facts.base_model and not is_known(str(settings["target"].get("name"))):  # maybe a path of this machine
         settings["target"]["name"] = facts.base_model
     files[CONFIG] = (json.dumps(settings, indent=2) + "\n").encode()
     files |= remote_files(repo)
@@ -107,7 +107,7 @@ def _check_whole(bundle: Path) -> None:
     """Check that each large file has the length that its header gives.
 
     Raises:
-        UserError: one has not.
+        UserError: one does not.
     """
     classifier = [CLASSIFIER_WEIGHTS] if (bundle / CLASSIFIER_WEIGHTS).exists() else []
     for name in (WEIGHTS, *classifier):
@@ -137,8 +137,8 @@ def write_publication(publication: Publication, out: str | os.PathLike) -> None:
 
 
 def _check_place(out: Path, publication: Publication) -> None:
-    """Refuse to replace anything but an unchanged dry run for the same repository, whose card names the
-    repository; the bundle itself least of all."""
+    """Refuse to replace anything but an unchanged dry run for the same repository, which its card names; in
+    particular, never replace the bundle itself."""
     if out.exists() and out.samefile(Path.cwd()):
         raise UserError(f"{out}: must be a folder of its own, got the working directory; name another")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):

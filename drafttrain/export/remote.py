@@ -22,7 +22,7 @@ def generate(model, drafter=DRAFTER, **arguments):
 
 
 def remote_files(repo: str | None) -> dict[str, bytes]:
-    """Return the files by name.
+    """Return the contents of the files by name.
 
     Args:
         repo: Hub id; None in a bundle that is not published.

@@ -30,7 +30,7 @@ from drafttrain.utils.folders import new_folder
 
 
 def bundled_files(config: ExportConfig) -> list[str]:
-    """Return the user's files that are put into the bundle with those that a run has made."""
+    """Return the user's files that go into the bundle in addition to those that a run has made."""
     if config.ngrams is None:
         return []
     optional = [SELF_DRAFT] if (Path(config.ngrams) / SELF_DRAFT).exists() else []
@@ -50,7 +50,7 @@ def export(
     Prints which settings are still missing for publishing it.
 
     Args:
-        drafter: folder of a trained drafter (`train` writes it as `drafter/` beside `training_log.json`).
+        drafter: folder of a trained drafter (`train` writes it as `drafter/` next to `training_log.json`).
         evaluation: `eval.json` of an evaluation of that drafter.
         calibration: folder of a calibration of that drafter.
         classifier: folder of a C2T classifier for it.
@@ -97,7 +97,7 @@ def _results(
     calibration: str | os.PathLike | None,
     classifier: str | os.PathLike | None,
 ) -> list[str | os.PathLike]:
-    """Return the files that a run has made beside the drafter's own folder.
+    """Return the files for the bundle that a run has made outside the drafter's folder.
 
     Raises:
         UserError: there is no such evaluation, or it is damaged.

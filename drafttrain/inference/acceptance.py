@@ -28,7 +28,7 @@ class Accepted:
 
     @classmethod
     def of(cls, paths: Sequence[Sequence[int]], tokens: Sequence[int], device: torch.device) -> "Accepted":
-        """Return the paths of rows, of any lengths, and the tokens after them."""
+        """Build the outcome from one path per row, padded to the longest, and the tokens after the paths."""
         longest = max(map(len, paths))
         return cls(
             torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=device),  # [B, m]
@@ -38,7 +38,7 @@ class Accepted:
 
 
 class AcceptanceRule(ABC):
-    """Compare trees with the target's logits after each of their nodes."""
+    """Decides which nodes of a tree are accepted, by the target's logits after each node."""
 
     @abstractmethod
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
@@ -49,10 +49,10 @@ class AcceptanceRule(ABC):
         """
 
     def add(self, params: SamplingParams) -> None:
-        """Take the next prompt's parameters; a rule that treats all alike does nothing."""
+        """Register the sampling parameters of the next prompt; does nothing if a rule needs none."""
 
     def set_active(self, numbers: Sequence[int]) -> None:
-        """Note which prompts the next trees are for; a rule that treats all alike does nothing."""
+        """Set the prompts that the rows of the next trees belong to; does nothing if a rule needs none."""
 
 
 class AcceptGreedy(AcceptanceRule):
@@ -72,7 +72,7 @@ accept_greedy = AcceptGreedy()
 
 
 def rule_for(sampling: Sequence[SamplingParams], draws: bool) -> AcceptanceRule:
-    """Return the exact rule for these parameters, one for each prompt.
+    """Return the rule that is exact for these sampling parameters, which are given per prompt.
 
     Args:
         draws: whether candidates are drawn at random (`Proposer.draws`).
@@ -83,7 +83,7 @@ def rule_for(sampling: Sequence[SamplingParams], draws: bool) -> AcceptanceRule:
 
 def sampling_rule(sampling: Sequence[SamplingParams], draws: bool) -> AcceptanceRule:
     """Return the exact rule that can sample at any temperature; arguments as `rule_for`."""
-    # greedy decoding needs neither
+    # imported here: greedy decoding needs neither module
     if not draws:
         from drafttrain.inference.matching import AcceptMatching
 

@@ -25,24 +25,24 @@ from drafttrain.inference.acceptance import AcceptanceRule, Accepted
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError, brief
 
-BY_ROW = "prompt_ignore_length", "encoder_input_ids", "generated_ngrams"  # what processors keep for each row
+BY_ROW = "prompt_ignore_length", "encoder_input_ids", "generated_ngrams"  # per-row values of processors
 
 
 @dataclass
 class AsTransformers(AcceptanceRule):
-    """Choose tokens as `GenerationMixin._sample` does: from the scores that the logits processors make of the
-    target's logits, each along the path of its own row, greedily or by torch's generator, up to the one with
-    which a criterion ends the row.
+    """Acceptance rule that chooses tokens as `GenerationMixin._sample` does: each from the target's logits
+    after the row's logits processors, greedily or with torch's generator, until a criterion ends the row.
 
-    Every emitted token takes one draw, in order. So one row draws what it would draw without drafts.
+    Every emitted token takes one draw, in order, so a single row gets the same draws as without drafts.
 
     Attributes:
-        texts: of each row, int64 [L], padding and prompt first; they grow with what is chosen.
-        processors: of each row.
-        criteria: that end it, of each row.
-        samples: draw, or take the best.
-        scores, logits: of the only row's tokens, processed and not, fp32 [1, V]; None: not asked for.
-        ended: of each row.
+        texts: token ids of each row, int64 [L], padding and prompt first; chosen tokens are appended.
+        processors: logits processors of each row.
+        criteria: stopping criteria of each row.
+        samples: draw tokens; False: take the most probable one.
+        scores, logits: processed and raw logits of the chosen tokens, fp32 [1, V] each, of the only row;
+            None: not requested.
+        ended: True for each row that a criterion has ended.
     """
 
     texts: list[torch.Tensor]
@@ -63,7 +63,7 @@ class AsTransformers(AcceptanceRule):
         config: GenerationConfig,
         vocab_size: int,
     ) -> "AsTransformers":
-        """Return the rule for texts int64 [L] with what transformers has prepared for them together.
+        """Build the rule for texts, int64 [L] each, from what transformers has prepared for the whole batch.
 
         Args:
             criteria: of each row (`criteria_of_rows`).
@@ -86,7 +86,7 @@ class AsTransformers(AcceptanceRule):
         return cls(list(texts), own, criteria, bool(config.do_sample), scores, logits, [False for _ in texts])
 
     def set_active(self, numbers: Sequence[int]) -> None:
-        """Note which rows the next trees are of."""
+        """Set the rows that the next trees belong to."""
         self.numbers = numbers
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
@@ -111,12 +111,12 @@ class AsTransformers(AcceptanceRule):
 
     def _choose(self, logits: torch.Tensor, number: int) -> int:
         text = self.texts[number][None]  # [1, L]
-        # [1, V]; processors may write into it, and belong to the device of the text
+        # [1, V] on the text's device, as processors are; they get a clone, as they may write into it
         raw = logits[None].to(text.device, torch.float32, copy=True)
         scores = self.processors[number](text, raw.clone())  # [1, V]
         require(scores.shape == raw.shape, "logits_processor", "of one row at a time", list(scores.shape))
         token, best = scores.argmax(-1), scores.max()  # [1], []
-        # where processors leave no token, or spoil scores of finite logits, this is torch's own error
+        # raises torch's own error where processors leave no token or make NaN of finite logits
         if self.samples and (best.isfinite() or best == -torch.inf or raw[0, token].isfinite()):
             token = torch.multinomial(scores.softmax(-1), 1)[0]  # [1]
         self.texts[number] = torch.cat([self.texts[number], token])
@@ -131,11 +131,11 @@ class AsTransformers(AcceptanceRule):
 def criteria_of_rows(
     criteria: StoppingCriteriaList, texts: Sequence[torch.Tensor], loading: float
 ) -> list[StoppingCriteriaList]:
-    """Return the criteria for each row of texts int64 [L] alone, as a caller's own may keep what they have
-    seen.
+    """Return the stopping criteria of each row of texts, int64 [L] each: copies of a caller's own, which may
+    keep state.
 
     Args:
-        loading: seconds since transformers made them, which are not the output's.
+        loading: seconds since transformers created them, which do not count for a time limit.
 
     Raises:
         UserError: whether a criterion ends a row depends on the other rows.
@@ -155,26 +155,26 @@ def criteria_of_rows(
 def ends_here(
     criteria: StoppingCriteriaList, text: torch.Tensor, scores: tuple[torch.Tensor, ...] | None
 ) -> bool:
-    """Return whether a criterion ends a row [L] here."""
+    """Return whether a criterion ends a row of text [L] at its last token."""
     ended = criteria(text[None], scores)  # [1]
     require(ended.numel() == 1, "stopping_criteria", "of one row at a time", list(ended.shape))
     return bool(ended)
 
 
 def _is_known(one: Callable) -> bool:
-    """Return whether a processor or criterion is of transformers, where each treats its rows apart."""
+    """Return whether a processor or criterion is one of transformers, which treat each row separately."""
     return type(one).__module__.startswith("transformers.")
 
 
 def _copied(one: Callable) -> Callable:
-    """Return a copy of a caller's processor or criterion with everything that it keeps, but for models,
-    tokenizers and attributes that cannot be copied."""
+    """Return a deep copy of a caller's processor or criterion that shares models, tokenizers and attributes
+    that cannot be copied."""
     heavy = {id(value): value for value in _heavy(one, set())}
     try:
         return copy.deepcopy(one, dict(heavy))
-    except Exception:  # it holds a lock, a generator: any of many kinds
+    except Exception:  # of any kind: it may hold a lock or a generator
         twin = copy.copy(one)
-    for name, value in getattr(one, "__dict__", {}).items() if twin is not one else ():  # functions are one
+    for name, value in getattr(one, "__dict__", {}).items() if twin is not one else ():  # not a function
         with contextlib.suppress(Exception):
             vars(twin)[name] = copy.deepcopy(value, dict(heavy))
     return twin
@@ -198,13 +198,13 @@ def _heavy(value: object, seen: set[int]) -> Iterator[object]:
 def _require_rows(
     one: Callable, what: str, texts: Sequence[torch.Tensor], call: Callable[..., torch.Tensor]
 ) -> None:
-    """Require a caller's processor or criterion to give for each of several rows what it gives for the row
-    alone.
+    """Require that a caller's processor or criterion gives the same results for several rows together as for
+    each row alone.
 
     Args:
-        what: it is, for the error.
+        what: name of the argument, for the error.
         texts: int64 [L] each.
-        call: `call(copy, ids [b, L], rows)`.
+        call: `call(copy, ids [b, L], rows)` returns the results [b, …] of a copy for a slice of the rows.
 
     Raises:
         UserError: it does not.
@@ -220,15 +220,13 @@ def _require_rows(
         alike = whole.shape[0] == len(ids) and all(part.shape[0] == 1 for part in parts)
         if torch.allclose(whole, again, **near):  # else it draws, and no two calls agree
             alike = alike and torch.allclose(whole, torch.cat(parts), **near)
-    except Exception as error:  # of the caller's code
+    except Exception as error:  # raised by the caller's code
         alike, problem = False, f"{problem} ({brief(error)})"
     require(alike, what, "of one row at a time with several rows", problem)
 
 
 def require(is_so: bool, what: str, constraint: str, got: object) -> None:
-    """Raises:
-    UserError: it is not so; names what, its constraint and what was given.
-    """
+    """Raise a UserError that names `what`, its constraint and what was given, unless `is_so`."""
     if not is_so:
         raise UserError(
             f"{what}: must be {constraint}, got {got}; change it, or generate without custom_generate"
@@ -236,7 +234,7 @@ def require(is_so: bool, what: str, constraint: str, got: object) -> None:
 
 
 def _of_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProcessorList:
-    """Return the processors for one of several rows alone.
+    """Return the processors for one row of the batch; of several rows, each has copies.
 
     Raises:
         UserError: one runs the model itself.
@@ -246,7 +244,7 @@ def _of_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProce
         if isinstance(one, UnbatchedClassifierFreeGuidanceLogitsProcessor):
             require(False, "guidance_scale", "null", one.guidance_scale)
         if rows > 1:
-            one = copy.copy(one) if _is_known(one) else _copied(one)  # some keep what they have seen
+            one = copy.copy(one) if _is_known(one) else _copied(one)  # some keep state
             if isinstance(one, PrefixConstrainedLogitsProcessor):
                 # its function takes the number of the prompt, which may have several rows
                 prompt, one._num_beams = row // one._num_beams, 1

@@ -1,7 +1,7 @@
 """The decode loop: encode prompts, then propose trees, verify them with one target forward and update the
 proposer until every output has ended.
 
-It knows token ids only; text is `decoder.py`'s business. With `NoProposer` it is plain autoregressive
+It works on token ids only; `decoder.py` handles text. With `NoProposer` it is plain autoregressive
 decoding. `decode` takes a list of prompts; `decode_requests`, which it is built on, takes requests as they
 come.
 """
@@ -23,7 +23,7 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
-PREFILL_TOKENS = 1024  # of prompts that are encoded together, padding included: activations stay small
+PREFILL_TOKENS = 1024  # of prompts in one prefill, padding included: limits the memory of activations
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Request:
 
     Attributes:
         prompt_ids: its tokens.
-        max_new_tokens: limit of the output; never exceeded, not even by accepted drafts. That of `sampling`
-            takes its place, if it has one.
-        sampling: how its tokens are drawn; greedily if left out.
+        max_new_tokens: limit of the output, which accepted drafts never exceed either. `max_tokens` of
+            `sampling` replaces it, if set.
+        sampling: how its tokens are drawn; greedy by default.
         id: the caller's name for it.
     """
 
@@ -49,18 +49,18 @@ class Request:
 
 @dataclass(eq=False)
 class Row:
-    """A request that is being decoded, and what the last forward gave it.
+    """A request that is being decoded, and the outcome of its last forward.
 
     Attributes:
-        number: of the request, in the order in which they were taken.
+        number: index of the request in the order in which requests were taken.
         output: its tokens so far.
-        tokens: those of the last forward; the drafted ones come first.
-        drafted, rejected: how many of `tokens` were drafted, and whether a draft after those was refused.
-        verified: draft tokens that the last forward had of it.
-        finish_reason: "stop" (a stop token was emitted), "length", or "not_finite" (the logits are NaN or
-            infinite; `output` is what came before) once the output has ended, else None. A caller may set it
-            to end an output.
-        step_sizes: how many tokens each forward gave it, its prompt's left out.
+        tokens: those that the last forward emitted; accepted draft tokens come first.
+        drafted, rejected: how many of `tokens` were drafted, and whether a draft token after those was
+            rejected.
+        verified: draft tokens of this row that the last forward verified.
+        finish_reason: None until the output ends; then "stop" (a stop token was emitted), "length" or
+            "not_finite" (NaN or infinite logits; `output` ends before them). A caller may set it to end one.
+        step_sizes: how many tokens each forward after the prefill emitted.
     """
 
     number: int
@@ -75,11 +75,11 @@ class Row:
 
     @property
     def left(self) -> int:
-        """How many tokens it may still emit."""
+        """Return how many tokens it may still emit."""
         return self.request.max_new_tokens - len(self.output)
 
     def add(self, tokens: list[int], stop: Collection[int]) -> None:
-        """Emit the tokens up to the first in `stop`; they are within the limit."""
+        """Emit the tokens up to and including the first in `stop`; callers keep them within the limit."""
         end = next((i for i, token in enumerate(tokens, 1) if token in stop), None)
         self.tokens = tokens[:end]
         if end:
@@ -94,7 +94,7 @@ class Row:
 
 @dataclass
 class Step:
-    """Tokens that one target forward gave, prompt by prompt; none for prompts without a part in it.
+    """Tokens that one target forward emitted, by prompt; empty for prompts that took no part in it.
 
     Attributes:
         tokens: emitted tokens; the drafted ones come first.
@@ -102,7 +102,7 @@ class Step:
         verified: draft tokens sent to the target.
         finish_reason: "stop" (a stop token was emitted) or "length" in the step in which an output ends, else
             None.
-        rows: the prompts with a part in it. To end an output, set its row's `finish_reason` before the next
+        rows: the prompts that took part. To end an output, set its row's `finish_reason` before the next
             step.
     """
 
@@ -114,7 +114,7 @@ class Step:
 
     @classmethod
     def of(cls, prompts: int, rows: list[Row]) -> "Step":
-        """Return the step of these rows, of this many prompts."""
+        """Build the step of `prompts` prompts from the rows that took part."""
         step = cls([[] for _ in range(prompts)], [0] * prompts, [0] * prompts, [None] * prompts, rows)
         for row in rows:
             step.tokens[row.number], step.drafted[row.number] = row.tokens, row.drafted
@@ -134,19 +134,19 @@ def decode(
     max_rows: int | None = None,
     sampling: Sequence[SamplingParams] | None = None,
 ) -> Iterator[Step]:
-    """Decode prompts; yield a step for each target forward, those that encode prompts included.
+    """Decode prompts and yield a step for each target forward, prefills included.
 
-    Every prompt gives what it would give alone and without a draft (in exact arithmetic; in fp32 up to exact
-    ties).
+    Every prompt gets the output that it would get alone and without drafts (in exact arithmetic; in fp32 up
+    to exact ties).
 
     Args:
         prompts: token ids of each, not empty.
-        max_new_tokens: limit of each output; never exceeded, not even by accepted drafts.
+        max_new_tokens: limit of each output, which accepted drafts never exceed either.
         stop: tokens that end an output. They are emitted, nothing after them is. None: the target's own.
-        accept: the rule that compares trees with the target's logits. None: by `sampling`.
+        accept: the acceptance rule. None: the one that is exact for `sampling`.
         stats: counts and times are added to it.
         max_rows: prompts decoded at a time; when one ends, the next takes its place. None: all at once.
-        sampling: how the tokens of each prompt are drawn; greedily if left out.
+        sampling: how the tokens of each prompt are drawn. None: greedily.
 
     Raises:
         UserError: a prompt is empty, it and max_new_tokens exceed the positions of the target, max_rows is
@@ -184,20 +184,20 @@ def decode_requests(
     stats: DecodeStats | None = None,
     refill: int = 1,
 ) -> Iterator[list[Row]]:
-    """Decode requests as they come, `max_rows` at a time; yield the rows of each target forward.
+    """Decode requests as they come by continuous batching; yield the rows of each target forward.
 
-    A request gives the same output in any company. Requests of similar length should follow each other: a
-    cache's view is as long as its longest row.
+    A request's output does not depend on its batch. Requests of similar length should follow each other: the
+    view of the KV cache is as long as its longest row.
 
     Args:
-        requests: asked for whenever rows are free, and not before. None says that none is ready until the
-            caller has seen another output end (a chat's next turn waits for the answer to the one before).
+        requests: read only when rows are free. An item None: no request is ready until the caller has seen
+            another output end (a chat's next turn waits for the answer to the one before).
         max_rows: requests decoded at a time.
-        max_len: tokens for which a row gets room at once, prompt included; longer ones take time.
+        max_len: tokens per row for which slots are allocated at once, prompt included; more cost time.
         stop: tokens that end an output. They are emitted, nothing after them is. None: the target's own.
-        accept: the rule that compares trees with the target's logits. None: by each request's `sampling`.
+        accept: the acceptance rule. None: the one that is exact for each request's `sampling`.
         stats: counts and times are added to it.
-        refill: wait until this many rows are free (or all are) before prompts are encoded.
+        refill: rows that must be free (or all of them) before the next prefill.
 
     Raises:
         UserError: a prompt is empty, or it and its max_new_tokens exceed the positions of the target.
@@ -221,12 +221,12 @@ class _Loop:
     """The state of `decode_requests`, whose arguments come first.
 
     Attributes:
-        by_request: the acceptance rule if it takes the parameters of each request.
-        rows: in the order of the session's.
+        by_request: the acceptance rule if it needs the sampling parameters of each request, else None.
+        rows: in the order of the session's rows.
         session: None if there are no rows.
-        chunks: rows whose prompts wait to be encoded, in parts that are encoded together.
-        taken: how many requests have been.
-        exhausted: whether there are no more.
+        chunks: rows that wait for their prefill, grouped by forward.
+        taken: number of requests taken so far.
+        exhausted: True once `requests` has ended.
     """
 
     target: FrozenTarget
@@ -281,11 +281,11 @@ class _Loop:
         return taken
 
     def _encode(self, rows: list[Row]) -> list[Row]:
-        """Encode the prompts of new rows; each emits its first token."""
+        """Prefill new rows, each of which emits its first token."""
         started = time.perf_counter()
         self._set_active(rows)
         prompts = [row.request.prompt_ids for row in rows]
-        # rows that join others need no room of their own for what follows
+        # rows that join others are copied into the session's cache, which has the room for outputs
         room = max(map(len, prompts)) if self.session else self.max_len
         encoded = prefill(self.target, self.proposer, prompts, room, self.accept)
         for row, token in zip(rows, encoded.root.tolist()):
@@ -331,7 +331,7 @@ class _Loop:
         )
 
     def _drop_ended(self) -> None:
-        """Go on without the rows that have ended. The last rows move into their places: few are copied."""
+        """Drop the rows that have ended. The last rows move into their places, so that few are copied."""
         started = time.perf_counter()
         going = [place for place, row in enumerate(self.rows) if row.finish_reason is None]
         if len(going) == len(self.rows):
@@ -347,7 +347,7 @@ class _Loop:
 
 
 def trim(tree: TokenTree, rows: Sequence[Row]) -> TokenTree:
-    """Drop nodes that no row could emit: a tree of depth d emits up to d + 1 tokens.
+    """Drop nodes that are too deep for the limits of the rows: a tree of depth d emits up to d + 1 tokens.
 
     So no node is ever beyond the last position that plain decoding would use.
     """
@@ -367,7 +367,7 @@ def emit(
     stop: Collection[int],
     stats: DecodeStats,
 ) -> None:
-    """Give each row its accepted path (but for the root, which it has already) and the target's token.
+    """Emit each row's accepted path, without the root, which is emitted already, and the target's token.
 
     Args:
         tree: the trees that were verified.
@@ -398,18 +398,18 @@ def _count(
     stop: Collection[int],
     stats: DecodeStats,
 ) -> None:
-    """Let a row emit tokens, and add its share of the step to the statistics.
+    """Emit tokens of a row and add its share of the step to the statistics.
 
     Args:
         drafted: how many of the tokens were drafted.
-        has_children: whether drafts follow the last of those.
+        has_children: whether the last of those has children in the tree.
         verified: draft tokens in its tree.
         depth: of its tree.
     """
     row.add(tokens, stop)
     emitted = len(row.tokens)
     row.drafted, row.verified = min(emitted, drafted), verified
-    # a draft was refused if there are any after the path, and the output has not ended in the draft
+    # draft tokens were rejected if the path has children and the output has not ended on the path
     row.rejected = has_children and emitted == len(tokens)
     stats.count_step(emitted, row.drafted, row.rejected, verified, depth)
     if emitted:
@@ -438,7 +438,7 @@ def decode_all(
 
 
 def check_request(target: FrozenTarget, request: Request, number: int) -> None:
-    """Require a prompt, room for new tokens, and positions for both.
+    """Validate that a request has a prompt, room for new tokens, and target positions for both.
 
     Raises:
         UserError: names the prompt by its number.
@@ -451,7 +451,7 @@ def check_request(target: FrozenTarget, request: Request, number: int) -> None:
 
 
 def _chunks(rows: Sequence[Row]) -> list[list[Row]]:
-    """Split rows into those whose prompts are encoded together: few, and of similar length, to pad little."""
+    """Group rows for prefills within `PREFILL_TOKENS`, or of one row, by length of prompt, to pad little."""
     chunks: list[list[Row]] = [[]]
     for row in sorted(rows, key=lambda row: len(row.request.prompt_ids)):
         if chunks[-1] and (len(chunks[-1]) + 1) * len(row.request.prompt_ids) > PREFILL_TOKENS:

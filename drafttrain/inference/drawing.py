@@ -1,4 +1,4 @@
-"""The base of acceptance rules that draw."""
+"""Base class of acceptance rules that draw tokens at random."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from drafttrain.inference.params import SamplingParams
 
 
 class SamplingRule(AcceptanceRule):
-    """The base of rules that draw.
+    """Acceptance rule that draws tokens, and counts the emitted ones of each prompt.
 
     Args:
-        params: of each prompt; `add` takes those of further prompts.
+        params: sampling parameters of each prompt; `add` takes those of further prompts.
     """
 
     def __init__(self, params: Sequence[SamplingParams] = ()):
@@ -24,15 +24,15 @@ class SamplingRule(AcceptanceRule):
         self.emitted.append(0)
 
     def set_active(self, numbers: Sequence[int]) -> None:
-        """Note which prompts the next trees are for, each named once: draws are counted by prompt."""
+        """Set the prompts that the next trees belong to, each once, as draws are counted by prompt."""
         self.numbers = require_different(numbers)
 
 
 def require_different(numbers: Sequence[int]) -> list[int]:
-    """Return numbers, all of them different, as a list.
+    """Return numbers as a list; all must differ.
 
     Raises:
-        ValueError: one of them is named twice.
+        ValueError: one occurs twice.
     """
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"numbers: must differ, got {list(numbers)}; give forked rows numbers of their own")

@@ -1,4 +1,4 @@
-"""Targets as programs give them: loaded with transformers, or by name."""
+"""Targets that Python callers pass: a model loaded with transformers, or a name."""
 
 import copy
 import os
@@ -14,13 +14,13 @@ from drafttrain.utils.threads import limit_threads
 
 
 def as_target(target: object) -> FrozenTarget | str:
-    """Return a target as `load_bundle` takes it; a model loaded with transformers is checked to verify trees.
+    """Convert a target to what `load_bundle` takes; require that a transformers model can verify trees.
 
     Raises:
-        UserError: it is no target, has no name to find its tokenizer by, or does not verify trees.
+        UserError: it is no target, has no name to find its tokenizer by, or cannot verify trees.
     """
     if isinstance(target, FrozenTarget):
-        return copy.copy(target)  # which may be another decoder's, whose taps stay as they are
+        return copy.copy(target)  # another decoder may use it, and its taps must not change
     if isinstance(target, str | os.PathLike):
         return str(target)
     if not isinstance(target, PreTrainedModel):

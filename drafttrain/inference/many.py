@@ -18,7 +18,7 @@ from drafttrain.trees.tree import TokenTree
 def propose_many(
     sessions: Sequence[Session], seeds: Sequence[int], positions: Sequence[int]
 ) -> list[TokenTree]:
-    """Return the trees of several sessions of one row with twins of a proposer, drafted together if possible.
+    """Draft trees for one-row sessions with twins of one proposer, together if it can join their states.
 
     Args:
         seeds, positions: of each sequence, as `Proposer.set_active` takes them.
@@ -33,7 +33,7 @@ def propose_many(
     proposer.set_active(seeds, positions)
     try:
         trees = proposer.propose(joined, torch.cat([session.root for session in sessions]))
-    finally:  # after an error, too: the caches have what was read before it
+    finally:  # after an error, too, so that states keep what was read before it
         proposer.split(joined, states)
     return rows_of(trees)
 
@@ -74,9 +74,9 @@ def judge_many(
 
 
 def update_many(sessions: Sequence[Session], verified: Sequence[Verified]) -> None:
-    """Give the proposer of several sessions with one row each what the target has verified.
+    """Update the proposer of several one-row sessions with what the target has verified.
 
-    After an error it may be called again, for all of them or for some: nothing is given twice.
+    May be called again after an error, for all sessions or some: no state is updated twice.
     """
     for session, one in zip(sessions, verified):
         if not one.is_harvested:
@@ -107,11 +107,11 @@ def read_many(
     counts: Sequence[torch.Tensor],
     on_read: Callable[[int], None] = lambda number: None,
 ) -> None:
-    """Let a proposer read verified tokens of several states with one row each, together if that is faster.
+    """Update several one-row states with verified tokens, together unless the proposer `reads_alone`.
 
     Args:
         tokens, tapped, counts: of each state, as `Proposer.update` takes them.
-        on_read: is called with the number of each state that has been read.
+        on_read: called with the index of each state that has been updated.
     """
     if len(states) == 1 or proposer.reads_alone or (joined := proposer.join(states)) is None:
         for number, each in enumerate(zip(states, tokens, tapped, counts)):

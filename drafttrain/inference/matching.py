@@ -14,8 +14,8 @@ class AcceptMatching(SamplingRule):
     """Sampling with deterministic candidates (trees of most probable tokens): the target's token after each
     node is drawn from its own distribution, and the path goes on as long as a child has the token drawn.
 
-    Exact, because a draw never depends on the tree, and no rule can accept more of candidates that were not
-    drawn themselves: a token is accepted with the target's probability of it. A draw belongs to its position
+    Exact, because a draw never depends on the tree. A candidate is accepted with the target's probability of
+    its token; no rule can accept more of candidates that are not drawn. A draw depends on seed and position
     in the output (`sampling.uniform`), so the text is that of plain sampling with the same seed.
 
     One object serves one call of `decode`.

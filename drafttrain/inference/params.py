@@ -1,4 +1,4 @@
-"""How tokens are drawn, as a caller says it; `sampling.py` draws them."""
+"""Sampling parameters, as callers set them; `sampling.py` draws with them."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from drafttrain.utils.errors import UserError
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn.
+    """Sampling parameters of one output.
 
     Attributes:
         temperature: 0 is greedy.
-        top_p: the smallest set of most probable tokens that together have this probability.
-        top_k: at most this many of the most probable tokens; None: all.
-        seed: of this output's draws.
-        max_tokens: limit of this output, in place of max_new_tokens; None: that one holds.
+        top_p: draw from the smallest set of most probable tokens that together have this probability.
+        top_k: draw from at most this many of the most probable tokens; None: all.
+        seed: seed of this output's draws.
+        max_tokens: limit of this output, in place of max_new_tokens; None: max_new_tokens.
     """
 
     temperature: float = 0.0

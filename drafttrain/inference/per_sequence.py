@@ -1,4 +1,4 @@
-"""Proposers that keep an item for each sequence."""
+"""Base class of proposers without a model."""
 
 import copy
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from drafttrain.inference.proposer import Proposer
 
 
 class PerSequence(Proposer):
-    """Base of proposers whose state is a list with an item for each sequence, and which run no model."""
+    """Proposer that runs no model and whose state is a list of one item per sequence."""
 
     reads_alone = True
 

@@ -1,4 +1,4 @@
-"""Propose trees to the decode loop: a model drafter with a growth policy, or nothing."""
+"""Proposers of trees for the decode loop: the interface, a model drafter with a growth policy, and none."""
 
 import copy
 import time
@@ -16,12 +16,12 @@ from drafttrain.utils.errors import UserError
 
 
 class Proposer(ABC):
-    """Proposes a tree after the last committed token. It sees verified tokens only: nothing is rolled back.
+    """Proposes trees after the last committed token. It reads verified tokens only: nothing is rolled back.
 
     Attributes:
         model_seconds: time spent in a model's forwards so far.
-        needs_last_update: it also gets the update of the step in which the last texts end.
-        reads_alone: it reads sequences one by one, which is no slower; an error leaves those before it read.
+        needs_last_update: call `update` also after the step in which the last outputs end.
+        reads_alone: update states one by one, which is no slower; an error leaves the earlier ones updated.
     """
 
     model_seconds: float = 0.0
@@ -35,34 +35,34 @@ class Proposer(ABC):
 
     @abstractmethod
     def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
-        """Return the state of the sequences of these numbers, int64 [b]; one that is named twice becomes two
-        independent ones, and those that are not named have ended."""
+        """Return the state of the sequences with these indices, int64 [b]: one that occurs twice becomes two
+        independent ones, and the others are dropped."""
 
     @abstractmethod
     def append_rows(self, state: Any, other: Any) -> Any:
-        """Return the state of these sequences and, after them, those of another state."""
+        """Return one state with the sequences of `state` and then those of `other`."""
 
     def prefix(self, state: Any, length: int, room: int, tapped: torch.Tensor) -> Any:
-        """Return a state of its own for the first `length` tokens of the only sequence of `state`, with room
-        for `room` tokens. The target's tapped states at the last of them are [K*H]. None, as here: a state
-        cannot be shortened, and the text is read again."""
+        """Return a new state for the first `length` tokens of the only sequence of `state`, with room for
+        `room` tokens; `tapped` [K*H] are the target's tapped states at the last of them. By default None: a
+        state cannot be shortened, and the caller updates an empty one with the text."""
         return None
 
     def join(self, states: Sequence[Any]) -> Any:
-        """Return the sequences of several states as one, for an update or a tree; `split` follows, and nobody
-        touches the states before it. None, as here: they are drafted for one by one."""
+        """Join several states into one, for an update or a proposal; the states must not be used before
+        `split`. By default None: they cannot be joined and are processed one by one."""
         return None
 
     def split(self, joined: Any, states: Sequence[Any]) -> None:
-        """Give the states what has happened to them in `joined`."""
+        """Write what has changed in `joined` back to the states."""
 
     def learned(self, state: Any) -> Any:
-        """Return what the only sequence of `state` has learned from its text. None, as here: nothing."""
+        """Return what the only sequence of `state` has learned, for `share`; by default None."""
         return None
 
     def share(self, state: Any, learned: Any) -> None:
-        """Let the only sequence of `state` draft from what another one of its prompt has learned, and the
-        other way round."""
+        """Replace what the only sequence of `state` has learned by what another sequence of the same prompt
+        has, so that from now on both learn together."""
 
     @abstractmethod
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
@@ -76,7 +76,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(self, state: Any, root: torch.Tensor) -> TokenTree:
-        """Return trees whose roots are the last emitted tokens [B], which `update` has not had yet."""
+        """Return trees whose roots are the last emitted tokens [B]; `update` gets these only later."""
 
     @property
     def draws(self) -> bool:
@@ -84,19 +84,19 @@ class Proposer(ABC):
         return False
 
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
-        """Note the seeds of the sequences that the next trees are for, and how many tokens each has emitted;
+        """Set the seeds of the sequences that the next trees are for, and how many tokens each has emitted;
         only proposers that draw need them."""
 
     def note_step(self, batch: int, tokens: int, seconds: float) -> None:
-        """Note a step, from proposal to update, as `TreePolicy.note_step`."""
+        """Record tokens and seconds of a batch's step, from proposal to update, as `TreePolicy.note_step`."""
 
     def twin(self) -> "Proposer":
-        """Return a proposer for another thread, which shares what is large; this one if it keeps nothing
-        between calls but in states."""
+        """Return a proposer for another thread that shares everything large; this one if nothing outside of
+        states is kept between calls."""
         return self
 
     def harvest(self, state: Any, tree: TokenTree, logits: torch.Tensor) -> None:
-        """Learn from the target's logits [B, n, V] after every node, rejected ones too; before `update`."""
+        """Learn from the target's logits [B, n, V] after all nodes, rejected ones too; precedes `update`."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class TreeProposer(Proposer):
     drafter's forwards are timed.
 
     Raises:
-        UserError: the drafter does not reach as deep as the policy's trees, or has too few tokens.
+        UserError: the policy's trees are deeper than the drafter can draft, or wider than its vocabulary.
     """
 
     drafter: Drafter
@@ -181,7 +181,7 @@ class TreeProposer(Proposer):
         return self.drafter.to_target(ids)
 
     def _time(self, like: torch.Tensor, call: Callable, *given: Any) -> Any:
-        """Call the model; its time counts as such, on the device of a tensor."""
+        """Call the model and add its time to `model_seconds`; wait for the GPU if `like` is on one."""
         wait = torch.cuda.synchronize if like.device.type == "cuda" else lambda device: None
         wait(like.device)
         started = time.perf_counter()

@@ -44,7 +44,7 @@ class RejectionSampling(SamplingRule):
         candidates = _Candidates.of(tree, logits)
         paths, after = [], []
         for row, number in enumerate(self.numbers):
-            drafts: dict[int, list[tuple[int, int]]] = {}  # below each node: node and token each
+            drafts: dict[int, list[tuple[int, int]]] = {}  # (node, token) of the children of each node
             for node, (parent, token) in enumerate(zip(parents[row][: sizes[row]], tokens[row])):
                 drafts.setdefault(parent, []).append((node, token))
             path, token = self._walk(drafts, candidates, logits[row], row, number)
@@ -83,13 +83,13 @@ class RejectionSampling(SamplingRule):
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Hold what the children of each node were drawn from, on the host: a walk over a tree is made of steps
-    that take less time there than one of torch's operators.
+    """Distributions that the children of each node were drawn from, on the host, where a step of the walk
+    over a tree takes less time than one torch operator.
 
     Attributes:
-        ids: tokens, int64 [B, n, K].
-        probs: of them in q, fp64 [B, n, K].
-        logits: of them by the target, fp64 [B, n, K].
+        ids: the tokens that could be drawn, int64 [B, n, K].
+        probs: their probabilities in q, fp64 [B, n, K].
+        logits: their logits by the target, fp64 [B, n, K].
     """
 
     ids: np.ndarray
@@ -98,7 +98,7 @@ class _Candidates:
 
     @classmethod
     def of(cls, tree: TokenTree, logits: torch.Tensor) -> "_Candidates | None":
-        """Return those of trees with the target's logits [B, n, V]; None of trees without drafts."""
+        """Return the candidates of trees with target logits [B, n, V]; None if the trees have no drafts."""
         if tree.drawn_from is None:
             return None
         ids, probs = tree.drawn_from.ids, tree.drawn_from.probs
@@ -109,13 +109,13 @@ class _Candidates:
 def _choose(
     p: np.ndarray, q: np.ndarray, ids: np.ndarray, drafts: list[tuple[int, int]], seed: int, position: int
 ) -> tuple[int | None, np.ndarray, float]:
-    """Choose among the drafts, node and token each, that follow a node.
+    """Accept one of the children of a node, which are (node, token) pairs, or none.
 
-    p and q differ at the K tokens that could be drawn, `ids` [K]; elsewhere p is only scaled. So all but the
-    last step are made of K numbers, on the host.
+    q is 0 except at the K tokens that could be drawn, `ids` [K], so elsewhere p is only scaled. All but the
+    last step are computed from K numbers, on the host.
 
     Returns:
-        the node that is accepted or None; what is then left of p at those tokens, [K], and elsewhere in all.
+        the accepted node or None; what is then left of p at those tokens, [K], and its sum elsewhere.
     """
     left, elsewhere = p, max(0.0, 1.0 - float(p.sum()))
     places = ids.tolist()
@@ -129,29 +129,29 @@ def _choose(
         if uniform(seed, position, candidate) * q[place] < left[place] or not mass > 0:
             return node, left, elsewhere
         left, elsewhere = rest / mass, elsewhere / mass
-        q = q.copy()  # the tree's own
+        q = q.copy()  # it belongs to the tree
         q[place] = 0.0
         q /= max(q.sum(), 1e-300)
     return None, left, elsewhere
 
 
 def _draw_rest(p: "_Whole | _Cut", ids: np.ndarray, left: np.ndarray, elsewhere: float) -> int:
-    """Draw from what is `left` [K] of p at some tokens and, where it is only scaled, `elsewhere`."""
+    """Draw the target's token from the rest of p: `left` [K] at `ids`, and `elsewhere` in sum elsewhere."""
     cumulative = left.cumsum()
     goal = p.uniform * (cumulative[-1] + elsewhere)
     if goal >= cumulative[-1] and elsewhere > 0:
         if (other := p.without(ids, (goal - cumulative[-1]) / elsewhere)) is not None:
-            return other  # where there is none, rounding alone has left something
+            return other  # without other tokens, `elsewhere` is a rounding error
     place = cumulative.searchsorted(goal, "right")
-    return int(ids[min(place, left.nonzero()[0].max())])  # rounding may leave the last one's share open
+    return int(ids[min(place, left.nonzero()[0].max())])  # rounding may put the goal at the end
 
 
 class _Whole:
     """The softmax of logits [V], without a tensor of probabilities.
 
     Attributes:
-        uniform, token: the number in [0, 1) that draws the token, and this; of logits that are not finite the
-            place of one.
+        uniform, token: the number in [0, 1) that draws the token, and the token; where logits are not finite,
+            the index of one of these.
     """
 
     def __init__(self, logits: torch.Tensor, temperature: float, uniform: float):
@@ -174,7 +174,7 @@ class _Whole:
 
 class _Cut:
     """The part of a distribution that top-k, top-p or temperature 0 leaves: tokens [m], ascending, with their
-    probabilities; as `_Whole`."""
+    probabilities. It has the interface of `_Whole`."""
 
     def __init__(self, tokens: np.ndarray, probs: np.ndarray, uniform: float):
         self.tokens, self.probs, self.uniform = tokens, probs, uniform
@@ -192,7 +192,7 @@ class _Cut:
     def without(self, ids: np.ndarray, uniform: float) -> int:
         others, (places, is_kept) = self.probs.copy(), self._find(ids)
         others[places[is_kept]] = 0.0
-        # of no others, rounding alone has left something to draw
+        # without others, what is left to draw is a rounding error
         return _Cut(self.tokens, others if others.any() else self.probs, uniform).token
 
     def _find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -203,7 +203,7 @@ class _Cut:
 
 
 def _distribution(logits: torch.Tensor, params: SamplingParams, uniform: float) -> _Whole | _Cut:
-    """Return what the target's token after a node is drawn from, by its logits [V]."""
+    """Return the distribution of the target's token after a node, whose logits are [V]."""
     if params.temperature == 0 or is_cut(params):
         tokens, probs = kept_tokens(logits, params)
         if np.isfinite(probs[0]):

@@ -1,8 +1,8 @@
 """Draws from the target's distribution: temperature, top-k, top-p, and reproducible uniform numbers.
 
-A number belongs to a seed and a position of the output; neither the rest of a batch nor the number of tokens
-per forward changes it. So the same seed gives the same text with drafts and without, alone and in a batch, in
-decoding and in regeneration.
+A number depends on a seed and a position of the output alone; neither the rest of a batch nor the number of
+tokens per forward changes it. So the same seed gives the same text with and without drafts, alone and in a
+batch, in decoding and in regeneration.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from drafttrain.inference.params import SamplingParams
 
 NUCLEUS = 256  # candidates looked at first; rows whose nucleus is wider are sorted whole
-NO_LIMIT = 2**62  # as top_k
+NO_LIMIT = 2**62  # top_k of outputs without one
 _MASK = 2**64 - 1
 
 
@@ -22,7 +22,7 @@ def uniform(seed: int, position: int, number: int = 0) -> float:
     2014).
 
     Args:
-        number: which of those that belong to the position; 0 draws its token.
+        number: index among the numbers of the position; number 0 draws its token.
     """
     state = seed * 0x9E3779B97F4A7C15 + 0xD1B54A32D192ED03 * (position + 1) + 0x8CB92BA72F3D8DD7 * number
     state &= _MASK
@@ -39,7 +39,7 @@ def pick_tokens(
     top_k: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Choose each row's most probable token, or draw one from its nucleus by inverting the cumulative
-    distribution. A row with NaN or an infinite maximum gets the token of that.
+    distribution. A row with NaN or an infinite maximum gets the token with it.
 
     Args:
         logits: [B, V].
@@ -70,11 +70,11 @@ def _draw_cut(
     uniform: torch.Tensor,
     top_k: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw by descending probability from what top-k and top-p leave of the distributions [S, V]."""
+    """Draw tokens [S], by descending probability, from what top-k and top-p leave of logits [S, V]."""
     probs = torch.softmax(logits.float() / temperature[:, None], dim=-1)  # [S, V]
     vocabulary, limited = probs.shape[-1], top_k < probs.shape[-1]
     top, ids = probs.topk(min(NUCLEUS, vocabulary), dim=-1)  # [S, k]
-    # the candidates do not reach top-p, or not all of the top-k are among them
+    # rows whose first candidates do not reach top-p or do not include all of the top-k
     wide = ((top.sum(-1) < top_p) | limited) & (top_k > top.shape[-1])  # [S]
     chosen = _invert(top, ids, top_p, uniform, top_k, limited)
     if wide.any() and vocabulary > top.shape[-1]:
@@ -91,8 +91,8 @@ def _invert(
     top_k: torch.Tensor,
     limited: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the tokens at `uniform` [S] of the cumulative distribution of what is kept of `top` [S, k], in
-    that order."""
+    """Return tokens [S] by inverting, at `uniform` [S], the cumulative distribution of what top-k and top-p
+    keep of the descending probabilities `top` [S, k]."""
     # top-k first, then top-p of what it leaves, as transformers does
     within = torch.arange(top.shape[-1], device=top.device) < top_k[:, None]  # [S, k]
     top = torch.where(within, top, 0.0)
@@ -113,15 +113,15 @@ def is_cut(params: SamplingParams) -> bool:
 
 
 def kept_tokens(logits: torch.Tensor, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Return what is left of logits [V] by temperature, top-k and top-p, which `pick_tokens` draws from:
-    tokens, int64 [m], ascending, and their probabilities, fp64 [m]; NaN if a logit is, or the largest is
+    """Return the distribution that `pick_tokens` draws from, by logits [V]: the tokens that are kept, int64
+    [m], ascending, and their probabilities, fp64 [m]; these are NaN if a logit is NaN or the largest one
     infinite."""
     if params.temperature == 0:
         best, token = logits.max(0)
         return np.array([int(token)]), np.array([1.0 if best.isfinite() else np.nan])
     probs = torch.softmax(logits.double() / params.temperature, dim=-1)  # [V]
     limit = min(params.top_k or len(probs), len(probs))
-    for size in (NUCLEUS, limit):  # few are enough for most
+    for size in (NUCLEUS, limit):  # the first are enough for most rows
         best, tokens = (part.numpy(force=True) for part in probs.topk(min(size, limit)))  # [k]
         if len(best) == limit or (limit == len(probs) and not best.sum() < params.top_p):
             break
@@ -135,10 +135,10 @@ def kept_tokens(logits: torch.Tensor, params: SamplingParams) -> tuple[np.ndarra
 
 
 class Sampler:
-    """Draws of a batch of outputs, each with its own parameters.
+    """Draws the tokens of a batch of outputs, each with its parameters.
 
     Attributes:
-        whole: every output is drawn, and from the whole vocabulary.
+        whole: True if all outputs are drawn, none greedily, from the whole vocabulary.
     """
 
     def __init__(self, params: Sequence[SamplingParams]):

@@ -1,5 +1,5 @@
-"""Rows that are decoded together, and the four steps that decoding consists of: prefill, then propose, verify
-and update again and again. `decode.py` has the loop around them.
+"""A session of rows that are decoded together, and the four steps of decoding: prefill once, then propose,
+verify and update in the loop of `decode.py`.
 """
 
 import math
@@ -22,13 +22,13 @@ NOT_FINITE = -1  # in place of a token id: the logits for it are NaN or infinite
 
 @dataclass
 class Session:
-    """Rows that are decoded together: what the target and the proposer keep of them.
+    """Rows that are decoded together, with the target's KV cache and the proposer's state.
 
     Attributes:
-        cache: the target's keys and values.
-        state: the proposer's.
-        root: the last emitted tokens, which no forward has had yet, int64 [B]. NOT_FINITE in a row that
-            cannot go on: drop it.
+        cache: the target's KV cache.
+        state: the proposer's state.
+        root: the last emitted tokens, which no forward has read yet, int64 [B]. NOT_FINITE in a row that
+            cannot go on and must be dropped.
     """
 
     target: FrozenTarget
@@ -38,12 +38,12 @@ class Session:
     root: torch.Tensor
 
     def select_rows(self, rows: torch.Tensor) -> None:
-        """Go on with these rows alone, int64 [b]; one that is named twice goes on as two independent ones."""
+        """Keep only the rows with these indices, int64 [b]; one given twice becomes two independent rows."""
         self.cache.select_rows(rows)
         self.state, self.root = self.proposer.select_rows(self.state, rows), self.root[rows]
 
     def append_rows(self, other: "Session") -> None:
-        """Go on with another session's rows as well, after these."""
+        """Append the rows of another session."""
         self.cache.append_rows(other.cache)
         self.state = self.proposer.append_rows(self.state, other.state)
         self.root = torch.cat([self.root, other.root])
@@ -56,10 +56,10 @@ class Verified:
     Attributes:
         tree: the trees that were verified.
         accepted: the path of each row, and the target's own token after it.
-        tokens: of the paths, root first, int64 [B, m].
+        tokens: tokens of the accepted paths, root first, int64 [B, m].
         tapped: the target's tapped hidden states on the paths, [B, m, K*H]; zeros in rows that cannot go on.
         logits: after every node, [B, n, V].
-        is_harvested, is_read: what the proposer has had of it, where that may fail and be begun again.
+        is_harvested, is_read: the proposer's `harvest` and `update` are done; retries skip them.
     """
 
     tree: TokenTree
@@ -78,11 +78,11 @@ def prefill(
     max_len: int,
     accept: AcceptanceRule,
 ) -> Session:
-    """Encode prompts as chains, padded on the right, and choose the first token of each.
+    """Prefill prompts, padded on the right, and choose the first token of each.
 
     Args:
         prompts: token ids of each.
-        max_len: tokens of the longest row at its end, prompt included.
+        max_len: length of the longest row when it ends, prompt included.
     """
     device, batch, n = target.device, len(prompts), max(map(len, prompts))
     cache = target.new_cache(batch, max(max_len, n) + DRAFT_SLOTS)
@@ -91,7 +91,7 @@ def prefill(
     padded = [[*prompt, *[0] * (n - len(prompt))] for prompt in prompts]
     tokens = torch.tensor(padded, device=device)  # [B, n]
     if n > STRETCH:
-        from drafttrain.inference.stretches import encode_in_stretches  # for long prompts alone
+        from drafttrain.inference.stretches import encode_in_stretches  # only long prompts need it
 
         states = encode_in_stretches(target, cache, tokens, lengths, STRETCH)
     else:
@@ -100,7 +100,7 @@ def prefill(
         cache.commit(order.expand(batch, n), lengths)
     rows = torch.arange(batch, device=device)  # [B]
     logits = target.head(states.final[rows, lengths - 1])[:, None]  # [B, 1, V]
-    # the last prompt token plays the root of a tree without drafts
+    # the last prompt token is the root of a tree without drafts
     accepted = accept(TokenTree.root_only(tokens[rows, lengths - 1]), logits)
     root, tapped = choose_root(cache, accepted, logits, states.tapped)
     proposer.update(state, tokens, tapped, lengths)
@@ -120,7 +120,7 @@ def verify(session: Session, tree: TokenTree, accept: AcceptanceRule) -> Verifie
 
 
 def update(session: Session, verified: Verified) -> None:
-    """Give the proposer what the target has verified."""
+    """Update the proposer with what the target has verified."""
     session.proposer.harvest(session.state, verified.tree, verified.logits)
     session.proposer.update(session.state, verified.tokens, verified.tapped, verified.accepted.counts)
 
@@ -128,7 +128,7 @@ def update(session: Session, verified: Verified) -> None:
 def judge(
     session: Session, tree: TokenTree, accept: AcceptanceRule, states: TargetStates, logits: torch.Tensor
 ) -> Verified:
-    """Compare trees with the target's logits [B, n, V], commit the accepted paths, and set the roots."""
+    """Accept paths by the target's logits [B, n, V], commit them to the cache, and set the next roots."""
     accepted = accept(tree, logits)
     session.cache.commit(accepted.path, accepted.counts)
     tokens = tree.tokens.gather(1, accepted.path)  # [B, m]
@@ -143,10 +143,10 @@ def choose_root(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the token after each row's path, int64 [B], and the tapped states [B, m, K*H].
 
-    Where the logits [B, n, V] of that token are not finite, it is NOT_FINITE, and what the row leaves in the
-    cache and to the proposer is zeros: NaN would outlive the row.
+    Where the logit of that token, of [B, n, V], is not finite, the token is NOT_FINITE, and the row's cache
+    and tapped states become zeros: NaN there would reach later sequences.
     """
-    # the largest of some is NaN if one is
+    # the chosen token's logit is enough: the maximum is NaN if any logit is
     if logits.device.type == "cpu":  # single numbers take less time than tensors of them
         found = (accepted.path.tolist(), accepted.counts.tolist(), accepted.next_token.tolist())
         places = ((row, path[count - 1], token) for row, (path, count, token) in enumerate(zip(*found)))

@@ -1,4 +1,4 @@
-"""Statistics of decoding runs: one definition of each, for training, benchmarks and the command line."""
+"""Statistics of decoding runs, defined once for training, benchmarks and the command line."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -16,30 +16,28 @@ GRAM = 4  # tokens of the n-grams that count as repetition
 class DecodeStats:
     """Counts and seconds of one or more decoding runs; `a + b` joins two.
 
-    The first token of each output comes from the prompt's own forward. It counts as a new token and, with
-    that forward, for time, but neither as a token nor as a forward of accept_len. So plain autoregressive
-    decoding has accept_len 1 exactly.
+    The first token of each output comes from the prefill. It counts in new_tokens and the prefill in the
+    times, but neither counts in accept_len, so plain autoregressive decoding has accept_len 1 exactly.
 
     Attributes:
         prompts: sequences decoded.
-        prompt_tokens: their tokens.
+        prompt_tokens: tokens of their prompts.
         new_tokens: emitted tokens, stop tokens included; what an acceptance rule accepted beyond a stop token
             or the length limit is not counted.
-        steps: target forwards after the prompt's, counted once for each unfinished sequence that takes part.
+        steps: target forwards after the prefill, counted once for each unfinished sequence that takes part.
         verify_tokens: draft tokens sent to the target, roots excluded.
         tree_depths: sum of the depths of all trees sent.
-        offered: at index d - 1, how often the target judged a draft token at depth d, its parent being
-            accepted.
-        granted: at index d - 1, how often it accepted one.
+        offered: at index d - 1, steps in which the target judged children, at depth d, of an accepted node.
+        granted: at index d - 1, steps in which it accepted one of these.
         repeated_tokens: tokens emitted by steps that are in a 4-gram seen before in the same output.
         fresh_tokens: the other tokens emitted by steps.
         fresh_steps: the forwards they took; a step that emits k tokens charges each of them 1/k of a forward.
-        prefill_seconds: from the start until the prompt is encoded, the drafter has observed it and the first
-            token is known.
-        draft_seconds: in the proposer, all of it (drafter, tree policy, observing).
+        prefill_seconds: from the start until target and drafter have read the prompt and the first token is
+            known.
+        draft_seconds: in the proposer, all of it (drafter, tree policy, updates).
         draft_model_seconds: in the drafter's forwards, native growth included; part of draft_seconds.
         verify_seconds: in the target's modules alone; masks, gathers and hooks are left out.
-        seconds: everything in the decode loop, but for the time between two steps, which is the caller's.
+        seconds: everything in the decode loop, without the time that the caller takes between two steps.
     """
 
     prompts: int = 0
@@ -67,7 +65,7 @@ class DecodeStats:
         Args:
             emitted: tokens emitted.
             drafted: how many of them came from the draft.
-            rejected: whether the target, after accepting `drafted` draft tokens, refused all that followed.
+            rejected: whether the target, after accepting `drafted` draft tokens, rejected all that followed.
             verified: draft tokens in its tree.
             depth: depth of its tree.
         """
@@ -84,7 +82,7 @@ class DecodeStats:
             self.granted[i] += i < drafted
 
     def count_repetition(self, token_ids: Sequence[int], step_sizes: Sequence[int]) -> None:
-        """Count a finished output.
+        """Count the repetition in a finished output.
 
         Args:
             token_ids: all its tokens; the first comes from the prompt's forward.
@@ -103,49 +101,49 @@ class DecodeStats:
 
     @property
     def accept_len(self) -> float:
-        """Tokens emitted per target forward, the target's own token included."""
+        """Return the tokens emitted per target forward, the target's own token included."""
         return _ratio(self.new_tokens - self.prompts, self.steps)
 
     @property
     def verify_per_step(self) -> float:
-        """Draft tokens sent to the target per forward, root excluded."""
+        """Return the draft tokens sent to the target per forward, root excluded."""
         return _ratio(self.verify_tokens, self.steps)
 
     @property
     def accept_len_nonrepeated(self) -> float | None:
-        """accept_len over tokens outside repeated 4-grams; None if all are in them."""
+        """Return the accept_len of tokens outside repeated 4-grams; None if all are in them."""
         return self.fresh_tokens / self.fresh_steps if self.fresh_steps else None
 
     @property
     def repetition(self) -> float:
-        """Share of the steps' tokens that are in repeated 4-grams."""
+        """Return the share of the steps' tokens that are in repeated 4-grams."""
         return _ratio(self.repeated_tokens, self.repeated_tokens + self.fresh_tokens)
 
     @property
     def accept_rate(self) -> float:
-        """Tokens emitted by steps per layer of tree sent (EDD's alpha: accept_len / chain length for
-        chains)."""
+        """Return the tokens emitted by steps per layer of the trees sent (EDD's alpha; for chains it is
+        accept_len / chain length)."""
         return _ratio(self.new_tokens - self.prompts, self.tree_depths)
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """At index d - 1: share of judged draft tokens at depth d that were accepted."""
+        """Return `granted` / `offered`: at index d - 1, how often a draft token at depth d was accepted."""
         return [_ratio(granted, offered) for granted, offered in zip(self.granted, self.offered)]
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens per second, prompt encoding included."""
+        """Return the new tokens per second, prefill included."""
         return _ratio(self.new_tokens, self.seconds)
 
     @property
     def other_seconds(self) -> float:
-        """Time of the loop outside the prompt's forward, the proposer and the target's modules."""
+        """Return the time of the loop outside the prefill, the proposer and the target's modules."""
         return self.seconds - self.prefill_seconds - self.draft_seconds - self.verify_seconds
 
     @property
     def outside_share(self) -> float:
-        """Share of the steps' time outside forwards of target and drafter: tree policy, masks, gathers,
-        acceptance, this loop."""
+        """Return the share of the steps' time outside forwards of target and drafter: tree policy, masks,
+        gathers, acceptance, the loop."""
         steps = self.seconds - self.prefill_seconds
         return _ratio(steps - self.verify_seconds - self.draft_model_seconds, steps)
 
@@ -182,10 +180,10 @@ def in_repeated_grams(token_ids: Sequence[int]) -> list[bool]:
 
 
 class ModuleClock:
-    """A stopwatch for calls of some modules: `seconds` is the wall time spent in them so far.
+    """Stopwatch for calls of some modules: `seconds` is the wall time spent in them so far.
 
     Args:
-        device: the modules'; a GPU is waited for before and after each call.
+        device: device of the modules; a GPU is synchronized before and after each call.
     """
 
     def __init__(self, device: torch.device):
@@ -195,7 +193,7 @@ class ModuleClock:
 
     @contextmanager
     def on(self, *modules: nn.Module) -> Iterator["ModuleClock"]:
-        """Watch these modules, which must not contain each other, for as long as the block lasts."""
+        """Time the calls of these modules within a `with` block; none of them may contain another."""
 
         def before(module: nn.Module, args) -> None:
             if get_ident() != self.thread:

@@ -11,10 +11,10 @@ from drafttrain.utils.errors import UserError
 
 
 class StopStrings:
-    """Pass text through up to the stop string that is complete first; hold back a possible beginning of one.
+    """Filter that passes text through up to the first complete stop string and holds back what may begin one.
 
     Args:
-        stats: count the output where a string ends it; None: the caller does.
+        stats: receives the counts of an output that a string ends; None: the caller counts it.
 
     Raises:
         UserError: a string is empty, or there is no tokenizer, and so no text.
@@ -47,12 +47,12 @@ class StopStrings:
         return given
 
     def flush(self) -> str:
-        """Return the text still held back, when no more follows."""
+        """Return the text still held back, at the end of the output."""
         given, self._held = self._held, ""
         return given
 
     def _overlap(self, string: str) -> int:
-        """Return the length of the longest end of the held text that the string begins with."""
+        """Return the length of the longest suffix of the held text with which the string begins."""
         longest = min(len(string) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if string.startswith(self._held[-n:])), 0)
 
@@ -76,8 +76,8 @@ class StopStrings:
 
 
 def count_end(row: Row, kept: int, stats: DecodeStats) -> None:
-    """Count an output that a stop string has ended. The tokens after it never were, though the step that
-    emitted them has counted them, and the output, if it ended with them.
+    """Count an output that a stop string has ended. Take the tokens after it out of the statistics: the step
+    that emitted them has counted them, and their repetition too if the output ended in that step.
 
     Args:
         kept: tokens of the last forward that are part of the output.

@@ -1,4 +1,4 @@
-"""Encode long prompts in stretches: the mask of a whole one grows with the square of its length."""
+"""Chunked prefill of long prompts: the mask of a whole prompt grows with the square of its length."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from drafttrain.target_lm.model import FrozenTarget, TargetStates
 def encode_in_stretches(
     target: FrozenTarget, cache: TreeCache, tokens: torch.Tensor, lengths: torch.Tensor, stretch: int
 ) -> TargetStates:
-    """Encode prompts and commit them.
+    """Prefill prompts in chunks and commit them to the cache.
 
     Args:
         tokens: int64 [B, n], padded on the right.
-        lengths: of the prompts [B].
-        stretch: tokens of each in one forward.
+        lengths: lengths of the prompts, int64 [B].
+        stretch: tokens of each prompt in one forward.
     """
     parts = []
     for begin in range(0, tokens.shape[1], stretch):
@@ -31,11 +31,11 @@ def encode_in_stretches(
 def encode_many_in_stretches(
     target: FrozenTarget, caches: Sequence[TreeCache], tokens: Sequence[torch.Tensor], stretch: int
 ) -> list[TargetStates]:
-    """Encode prompts, each after its own cache, and commit them.
+    """Prefill prompts in chunks, each after the committed tokens of its cache, and commit them.
 
     Args:
-        tokens: of each prompt, int64 [1, n].
-        stretch: tokens of each in one forward.
+        tokens: tokens of each prompt, int64 [1, n].
+        stretch: tokens of each prompt in one forward.
     """
     parts: list[list[TargetStates]] = [[] for _ in tokens]
     for begin in range(0, max(one.shape[1] for one in tokens), stretch):
@@ -51,7 +51,7 @@ def encode_many_in_stretches(
 
 
 def _joined(parts: Sequence[TargetStates]) -> TargetStates:
-    """Return the states of stretches as those of the whole text."""
+    """Concatenate the states of chunks to those of the whole text."""
     if len(parts) == 1:
         return parts[0]
     return TargetStates(*(torch.cat(states, 1) for states in zip(*((x.tapped, x.final) for x in parts))))

@@ -1,4 +1,4 @@
-"""Prompts to tokens, and tokens to text as they arrive."""
+"""Encoding of prompts, and decoding of tokens to text as they arrive."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ Prompt = str | Sequence[Message | Mapping] | Sequence[int] | torch.Tensor
 
 
 class Vocabulary(Protocol):
-    """A target, or what a stage of a pipeline knows of it."""
+    """Name, tokenizer and vocabulary size, from a target or from a stage of a pipeline."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase | None
@@ -82,20 +82,20 @@ def _no_prompt(prompt: object) -> UserError:
 
 
 def shown(value: object) -> str:
-    """Return how a message shows what a caller gave."""
+    """Return a value's repr for messages, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class TextStream:
-    """Decode tokens to text as they arrive; the pieces add up to the text of all tokens decoded at once.
+    """Streaming detokenizer, whose pieces add up to the text of all tokens decoded at once.
 
     A token may hold part of a character, and its text may depend on the token before it. So new tokens are
     decoded together with some of those before, and no text is returned while it ends in a replacement
     character or in a token for a byte: such bytes are decoded with those that follow.
 
     Args:
-        tokenizer: None gives no text.
+        tokenizer: None: all pieces are empty.
     """
 
     WINDOW = 8  # tokens that are decoded again at most, as long as each piece has text
@@ -103,7 +103,7 @@ class TextStream:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None):
         self.tokenizer = tokenizer
         self._given: list[int] = []  # the last tokens whose text was returned
-        self._text = ""  # theirs
+        self._text = ""  # the text of those
         self._waiting: list[int] = []
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -122,17 +122,17 @@ class TextStream:
         return self._give(self._decode(self._given + self._waiting)) if self._waiting else ""
 
     def _give(self, whole: str) -> str:
-        """Return the text of the waiting tokens from that of all."""
+        """Return the text of the waiting tokens, from the text of all in the window."""
         text = whole[len(self._text) :]
         self._given, self._text = self._given + self._waiting, whole
-        # a piece without text of its own does not begin the window: what follows is decoded after some text
+        # a piece without text does not begin the window, so that later tokens are decoded after some text
         if text and len(self._given) > self.WINDOW:
             self._given, self._text = self._waiting, self._decode(self._waiting)
         self._waiting = []
         return text
 
     def _is_byte(self, token: int) -> bool:
-        """Return whether a token is a byte of SentencePiece's that is part of a character, such as <0xE4>."""
+        """Return whether a token is a SentencePiece byte of a multi-byte character, such as <0xE4>."""
         piece = None if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(token)
         return isinstance(piece, str) and len(piece) == 6 and piece[:3] == "<0x" and piece[3] > "7"
 
@@ -143,12 +143,12 @@ class TextStream:
 
 
 class OutputText:
-    """The text of one output, up to the first of its stop strings; `stats`, if any, count it up to there."""
+    """Text of one output up to its first stop string, and what follows is left out of `stats`, if given."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str], stats: Any = None):
         self.stream, self.stops = TextStream(tokenizer), None
         if stop:
-            from drafttrain.inference.stop import StopStrings  # for outputs that have some
+            from drafttrain.inference.stop import StopStrings  # only outputs with stop strings need it
 
             self.stops = StopStrings(stop, tokenizer, stats)
 

@@ -92,8 +92,8 @@ class _Nodes(ctypes.Structure):
 
 
 def places(kv: torch.Tensor, lengths: torch.Tensor) -> list[tuple[int, int, int, int]]:
-    """Return, for each row of a buffer, its verified slots, the address of its keys, the numbers between a
-    block's keys and its values, and its slots; arguments as `Nodes.of_batch`."""
+    """Return per row of a KV buffer: number of verified slots, address of the keys, distance from a block's
+    keys to its values in numbers, and number of slots. Arguments are those of `Nodes.of_batch`."""
     keys, row_size, plane, max_len = (
         kv.data_ptr(),
         kv.element_size() * kv.stride(2),
@@ -105,15 +105,15 @@ def places(kv: torch.Tensor, lengths: torch.Tensor) -> list[tuple[int, int, int,
 
 @dataclass
 class Nodes:
-    """Nodes of some sequences, which may have caches of their own and numbers of nodes of their own.
+    """Nodes of some sequences, which may have separate KV caches and different numbers of nodes.
 
     Attributes:
-        rows: of each sequence: its number of nodes, its verified slots, the width and the address of its
-            `ancestors`, the address of its keys, the numbers between a block's keys and its values, and its
-            slots.
+        rows: per sequence: number of nodes, number of verified slots, width and address of its `ancestors`,
+            address of its keys, distance from a block's keys to its values in numbers, and number of slots
+            of its cache.
         positions, slots: of the N nodes of all sequences, int64 [N].
         dtype: of keys and values, fp32 or bf16.
-        held: tensors that the addresses point to.
+        held: tensors that the addresses point to, kept alive.
     """
 
     rows: list[tuple[int, ...]]
@@ -131,7 +131,7 @@ class Nodes:
         slots: torch.Tensor,
         ancestors: torch.Tensor | None,
     ) -> "Nodes":
-        """Return the nodes of sequences with equally many, whose keys and values are in one buffer.
+        """Return the nodes of sequences that have equally many each and share one KV buffer.
 
         Args:
             kv: [blocks, 2, B, kv_heads, max_len, head_dim], fp32 or bf16, the first rows of a contiguous
@@ -139,8 +139,8 @@ class Nodes:
             lengths: verified slots of each row, int64 [B]; every node sees them (but for a sliding window).
             positions: int64 [B, n].
             slots: slot of each node, int64 [B, n].
-            ancestors: bool [B, n, w], [1, n, w] or [n, w]: which slots lengths[b] + 0 … w - 1 a node sees
-                besides, its own among them, in order of position. None: they will not be read.
+            ancestors: bool [B, n, w], [1, n, w] or [n, w]: which of the slots lengths[b] + 0 … w - 1 a node
+                sees in addition, its own included, in order of position. None: they will not be read.
         """
         n, width, at, step = positions.shape[1], 0, 0, 0
         held = [kv]
@@ -158,7 +158,7 @@ class Nodes:
 
     @classmethod
     def join(cls, parts: Sequence["Nodes"]) -> "Nodes":
-        """Return the nodes of all parts, whose keys have one dtype, one after the other."""
+        """Return the nodes of all parts, one part after the other; their keys must have the same dtype."""
         return cls(
             [row for part in parts for row in part.rows],
             torch.cat([part.positions for part in parts]),
@@ -168,7 +168,7 @@ class Nodes:
         )
 
     def describe(self) -> tuple[_Nodes, object]:
-        """Describe the nodes to the library; what the description points to is returned with it."""
+        """Return the nodes in the library's form, and the objects that it points to, to be kept alive."""
         begin, facts = 0, []
         for n, *rest in self.rows:
             facts += [begin, n, *rest]
@@ -180,11 +180,11 @@ class Nodes:
 
 
 class NativeBlocks(nn.Module):
-    """Blocks of a decoder with what they share.
+    """Decoder blocks with the settings and the rotary tables that they share.
 
     Args:
         blocks: from the first to the last.
-        final_norm: weight of the norm after them [H]; None: none.
+        final_norm: weight of the norm after the last block [H]; None: none.
         heads, kv_heads, head_dim: of attention.
         eps: of all norms.
         rope: rotary embedding.
@@ -204,7 +204,7 @@ class NativeBlocks(nn.Module):
         self.native, self.rope, self.positions = library(), rope, 0
         self.hidden, self.head_dim, self.kv_heads = blocks[0].o.out_features, head_dim, kv_heads
         self.parts, self._lock = list(blocks), threading.Lock()
-        self._held = []  # what structures point to
+        self._held = []  # tensors that structures point to
         linears = [one for b in blocks for one in (b.q, b.k, b.v, b.o, b.gate, b.up, b.down)]
         if len({one.struct.kind for one in linears}) > 1:  # inputs are rounded for all of them, or for none
             raise ValueError("linear layers of blocks must have weights of one kind")
@@ -226,7 +226,7 @@ class NativeBlocks(nn.Module):
         self._keys_values_size = 2 * len(blocks) * kv_heads * head_dim * self.hidden  # numbers in k and v
 
     def _vector(self, weight: torch.Tensor | None) -> int | None:
-        """Return the address of a vector in fp32, which is kept alive."""
+        """Return the address of an fp32 copy of a vector, which is kept alive."""
         if weight is None:
             return None
         self._held.append(weight.detach().float().clone())  # a view would keep a file of weights mapped
@@ -249,7 +249,7 @@ class NativeBlocks(nn.Module):
         )
 
     def reach(self, positions: int) -> None:
-        """Lengthen the table of cosines and sines to this many positions."""
+        """Extend the tables of cosines and sines to at least this many positions."""
         if positions <= self.positions:
             return
         with self._lock:
@@ -268,12 +268,12 @@ class NativeBlocks(nn.Module):
         blocks: range | None = None,
         final: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run nodes through the blocks; their keys and values go into their slots.
+        """Run nodes through the blocks and write their keys and values into their slots.
 
         Args:
             x: fp32 [..., H] of N nodes, overwritten by the output of the last block.
             reach: all positions are below it.
-            taps: numbers of blocks whose outputs are wanted.
+            taps: indices of the blocks whose outputs are returned.
             blocks: the blocks to run; None: all.
             final: whether to norm the outputs of the last block.
 
@@ -302,8 +302,8 @@ class NativeBlocks(nn.Module):
         return tapped, normed
 
     def keys_values(self, x: torch.Tensor, nodes: Nodes, reach: int) -> None:
-        """Write every block's keys and values of states x, fp32 [..., H] of N nodes, that all blocks read
-        alike; nobody's `ancestors` are read."""
+        """Write the keys and values of all blocks for states x, fp32 [..., H] of N nodes, which are the input
+        of every block; `ancestors` are not read."""
         if x.shape[-1] != self.hidden:  # the library would read beyond it
             raise ValueError(f"x: must be [..., {self.hidden}], got {list(x.shape)}")
         self.reach(reach)

@@ -25,12 +25,12 @@ BF16 = (*AVX512, "-mavx512bf16")
 AMX = (*BF16, "-mamx-tile", "-mamx-bf16")
 PLAIN = "-O3 -std=c++20 -fPIC -fvisibility=hidden -pthread -ffp-contract=off -fno-math-errno".split()
 FLAGS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512_bf16": BF16, "amx_bf16": AMX}
-BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")  # those that multiply bf16
-INTEL = "GenuineIntel"  # among the features that /proc/cpuinfo has
+BF16_PRODUCTS = ("avx512_bf16", "amx_bf16")  # instruction sets with bf16 products
+INTEL = "GenuineIntel"  # vendor in /proc/cpuinfo
 CHOICE = "DRAFTTRAIN_KERNELS"  # environment variable: one of FLAGS, or off
 BF16_LIMITS = ("BF16", "FP16", "AMX", "AVX10")  # in names of oneDNN's instruction sets that have bf16
 VNNI = {"avx2": ("avx_vnni", "-DAVX_VNNI"), "avx512": ("avx512_vnni", "-mavx512vnni")}  # products of bytes
-ARGUMENTS = {  # of the functions of cpp/: pointers, whole numbers and others
+ARGUMENTS = {  # types of the arguments of functions in cpp/, see C_TYPES
     "pack": "pnnnpn",
     "packed_bytes": "nnn",
     "advise_huge": "pn",
@@ -66,15 +66,15 @@ def variant() -> str | None:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Load the library for this machine, compiling it first where that has not been done. A compiler that
-    fails, such as one that does not know the instruction set, is asked for the next lower one.
+    """Load the library for this machine, compiling it first if that has not been done. If the compiler fails,
+    for example because it does not know the instruction set, the next lower one is tried.
 
     Returns:
-        None without a compiler, on other systems than Linux and macOS, or with DRAFTTRAIN_KERNELS=off; why is
-        printed once. Else the library, whose attribute `variant` is its instruction set.
+        None with DRAFTTRAIN_KERNELS=off, on other systems than Linux and macOS, or if it cannot be built (the
+        reason is printed once). Else the library, whose attribute `variant` is its instruction set.
 
     Raises:
-        UserError: DRAFTTRAIN_KERNELS names no instruction set, or one that cannot be built.
+        UserError: DRAFTTRAIN_KERNELS is no instruction set, or one that this machine lacks or cannot build.
     """
     wanted = _wanted()
     if wanted is None:
@@ -108,7 +108,7 @@ class CompilerError(RuntimeError):
 
 
 def _wanted() -> str | None:
-    """Choose the instruction set, whether or not the library for it can be built."""
+    """Return the instruction set to build for, None for no library; building it may still fail."""
     chosen = os.environ.get(CHOICE, "")
     if chosen == "off" or os.name != "posix":
         return None
@@ -144,13 +144,13 @@ def _has(feature: str) -> bool:
 
 
 def _may_use_tiles() -> bool:
-    """Ask Linux to let this process use AMX's tiles; other systems have no way to."""
+    """Ask Linux for permission to use AMX's tiles, and return whether it was given; False elsewhere."""
     arch_prctl, request, tile_data = 158, 0x1023, 18
     return sys.platform == "linux" and ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0
 
 
 def _vnni(wanted: str) -> list[str]:
-    """Return the flag for products of bytes, where this machine has them and torch may use them."""
+    """Return the compiler's flag for products of bytes, if this machine has them and torch may use them."""
     feature, flag = VNNI.get(wanted.partition("_")[0], ("none", ""))
     limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or "ALL").upper()
     return [flag] if _has(feature) and any(one in limit for one in ("ALL", "VNNI", *BF16_LIMITS)) else []
@@ -162,7 +162,7 @@ def _built(wanted: str) -> Path:
     name = f"forward-{wanted}-{key(sources_hash(), *PLAIN, *own)}.so"
     folder = cache_dir() / "kernels"
     if (folder / name).exists():
-        with contextlib.suppress(OSError):  # else it is cut off, or of another system that shares the cache
+        with contextlib.suppress(OSError):  # truncated, or of another system that shares the cache
             return Path(ctypes.CDLL(str(folder / name))._name)
     from drafttrain.kernels.compiler import compile_library  # once on a machine
 
@@ -176,6 +176,6 @@ def sources_hash() -> str:
 
 
 def key(*parts: object) -> str:
-    """Return a hash of what a file in the cache depends on."""
+    """Return a hash of these parts, the processor architecture and the C library, for a file in the cache."""
     system = platform.machine(), *platform.libc_ver()  # a home may be shared by machines
     return hashlib.sha256(" ".join(map(str, (*parts, *system))).encode()).hexdigest()[:16]

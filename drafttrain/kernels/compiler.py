@@ -13,22 +13,22 @@ from pathlib import Path
 
 from drafttrain.kernels.build import CompilerError, key
 
-SECONDS = 300  # that a compilation may take, beside those of other ranks
+SECONDS = 300  # limit of a compilation, while other ranks may be compiling too
 
 
 def compile_library(
     sources: Sequence[Path], place: Path, wanted: str, options: tuple[Sequence[str], Sequence[str]]
 ) -> Path:
-    """Compile the library, and return where it is: in `place`, or where that cannot be written in a folder of
-    this process.
+    """Compile the library and return its path: `place`, or a path in a temporary folder of this process if
+    that cannot be written.
 
     Args:
         sources: its files; those that are compiled end in .cpp.
         wanted: the instruction set.
-        options: of the compiler: those of all instruction sets, and those of this one.
+        options: options of the compiler: those for all instruction sets, and those for this one.
 
     Raises:
-        CompilerError: the compiler refuses the source or a flag, now or before.
+        CompilerError: the compiler refuses the source or a flag, now or in an earlier run.
         RuntimeError: there is no compiler.
     """
     plain, own = options
@@ -39,7 +39,7 @@ def compile_library(
         raise RuntimeError("no C++ compiler: install g++ or clang++")
     which = Path(compiler).resolve()
     refused = folder / f"refused-{wanted}-{key(which, which.stat().st_mtime_ns, *flags)}"
-    if refused.exists():  # which has been printed before
+    if refused.exists():  # already reported by an earlier run
         raise CompilerError(refused.read_text(encoding="utf-8"))
     how_often = "once"
     try:
@@ -53,15 +53,15 @@ def compile_library(
     built = Path(scratch) / name
     try:
         compiled = [source for source in sources if source.suffix == ".cpp"]
-        compiled.sort(key=lambda source: -source.stat().st_size)  # what takes longest begins first
+        compiled.sort(key=lambda source: -source.stat().st_size)  # what takes longest is started first
         objects = {str(source): f"{scratch}/{source.stem}.o" for source in compiled}
         commands = [[*flags, "-c", source, "-o", to] for source, to in objects.items()]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda arguments: _compile(compiler, arguments), commands))
         _compile(compiler, ["-shared", "-pthread", *objects.values(), "-o", str(built)])
         with open(built, "rb+") as file:
-            os.fsync(file.fileno())  # half a library would crash whoever loads it
-        os.replace(built, folder / name)  # whole or absent, whoever else compiles it
+            os.fsync(file.fileno())  # half a library would crash a process that loads it
+        os.replace(built, folder / name)  # atomic: other processes may compile it too
     except CompilerError as error:
         nothing = ["-c", "-x", "c++", os.devnull, "-o", str(built)]
         if _accepts(compiler, [*plain, *nothing]) and not _accepts(compiler, [*flags, *nothing]):

@@ -1,14 +1,14 @@
-"""Do timings of one machine hold on another?"""
+"""Comparison of machines: whether timings of one hold on another."""
 
 from typing import Any
 
-# what timings taken on one machine must share with another to hold there
+# keys in which two machines must agree for timings of one to hold on the other
 IDENTITY = ("processor", "features", "torch_isa", "onednn_isa", "kernel", "gpu", "threads")
 
 
 def machine_difference(recorded: dict[str, Any], here: dict[str, Any]) -> str | None:
-    """Compare two descriptions; return the first difference that decides about timings, as "name recorded,
-    and this is here", or None. What an older record lacks counts as a difference."""
+    """Return the first difference between two machine descriptions that affects timings, as "name recorded,
+    and this is here", or None. A key that an older record lacks counts as a difference."""
     for name in IDENTITY:
         if name not in recorded and name in here:
             return f"a machine with unknown {name}, and this is {here[name]}"

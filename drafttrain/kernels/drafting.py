@@ -12,15 +12,15 @@ from drafttrain.kernels.team import team_size
 
 
 class Inputs(ctypes.Structure):
-    """The input of a drafter's layers at a token: its embedding, or a join, which is norm(embedding) times
-    one layer and norm(state) times another.
+    """Input of a drafter's layers at a token: its embedding, or the sum join(norm(embedding)) +
+    follow(norm(state)).
 
     Args:
-        embed: [V, H].
-        join, follow: layers without bias of embeddings and of states, each with the weights of its norm, or
-            None: not normed.
-        states: of the sequences, [B, K·H].
-        own_states: after a tree's root the state is that of the parent, K·H = H.
+        embed: embeddings, [V, H].
+        join, follow: linear layers without bias of embeddings and of states, each with the weight of its
+            norm; None as weight: not normed.
+        states: states of the sequences, [B, K·H].
+        own_states: below the root, use the drafter's own state at the parent node; needs K·H = H.
     """
 
     _fields_ = [("embed", ctypes.c_void_p), ("kind", ctypes.c_int64), ("vocabulary", ctypes.c_int64)]
@@ -48,7 +48,7 @@ class Inputs(ctypes.Structure):
 
 
 class Places(Protocol):
-    """Keys and values of the sequences that are drafted for: a `KvCache`, or several joined."""
+    """KV cache of the sequences that are drafted for: a `KvCache`, or several joined."""
 
     dtype: torch.dtype
 
@@ -56,14 +56,14 @@ class Places(Protocol):
         """Make room for n slots after each row's verified ones; return how many slots are then in view."""
 
     def places(self) -> list[tuple[int, int, int, int]]:
-        """Return where the rows' keys and values are."""
+        """Return where the keys and values of each row are (`kernels.blocks.places`)."""
 
 
 class Drafting(ctypes.Structure):
-    """A drafter with the sequences that it drafts for, once there is room for their trees.
+    """A drafter and the sequences that it drafts for, whose KV caches must already have room for their trees.
 
     Args:
-        to_target: the target's ids of the draft vocabulary, int64 [D]; for growth alone.
+        to_target: the target's ids of the draft vocabulary, int64 [D]; only growth needs them.
     """
 
     _fields_ = [

@@ -1,4 +1,4 @@
-"""Draws from the softmax of logits, and the mass that they are divided by."""
+"""Random draws from the softmax of logits, and the logarithm of its normalizer."""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ import torch.nn.functional as F
 
 from drafttrain.kernels.build import library
 
-DRAW_BLOCK = 128  # tokens whose mass is summed before one of them is looked for
+DRAW_BLOCK = 128  # tokens per block: first the block is found by its mass, then the token in it
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int], count: int) -> np.ndarray:
-    """Return the first `count` numbers of each position, fp64 [seeds, positions, count], as
-    `sampling.uniform`."""
+    """Return the first `count` uniform numbers of each seed and position, fp64 [seeds, positions, count]; the
+    same as `sampling.uniform`."""
     first = np.array([seed % 2**64 for seed in seeds], np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     own = (np.asarray(positions, np.uint64) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
     state = first[:, None, None] + own[:, None]  # [seeds, positions, 1]
@@ -32,13 +32,13 @@ def reject_drafts(
     seeds: Sequence[int],
     positions: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Return the paths of `RejectionSampling`, int64 [B, m], their lengths and the tokens after them, int64
-    [B], where nothing is cut off the target's logits [B, n, V]; None without a native call for it.
+    """Return the paths that `RejectionSampling` accepts, int64 [B, m], their lengths and the tokens after
+    them, int64 [B], for logits of the target [B, n, V] without top-k or top-p; None without native calls.
 
     Args:
         tree: tokens, parents, int64 [B, n], and sizes, int64 [B].
         drawn_from: probabilities, fp32, and ids, int64, [B, n, K]. None: there are no drafts.
-        temperatures, seeds, positions: of each row; the position is that of its next token.
+        temperatures, seeds, positions: one per row; the position is that of the row's next token.
     """
     if logits.device.type != "cpu" or library() is None:
         return None
@@ -61,10 +61,9 @@ def reject_drafts(
 def draw_logits(
     logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens at `uniform`, fp64 [S] in [0, 1), of the cumulative softmax of logits [S, V] over
-    temperatures [S] in order of the vocabulary, and the logs of their sums of exponentials, fp64 [S].
-
-    A row with NaN or an infinite maximum gets the token of that.
+    """Draw tokens [S] from the softmax of logits [S, V] / temperatures [S] by inverting its cumulative sum in
+    order of the vocabulary at `uniform`, fp64 [S] in [0, 1). Also return the logs of the sums of exponentials
+    of the scaled logits, fp64 [S]. A row with NaN or an infinite maximum gets the token of that value.
     """
     if logits.device.type == "cpu" and (native := library()) is not None:
         rows = logits.float().contiguous()  # [S, V]
@@ -80,8 +79,8 @@ def draw_logits(
 
 
 def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Return the tokens at `uniform`, fp64 [S] in [0, 1), of the cumulative distributions [S, V] in order of
-    the vocabulary."""
+    """Draw tokens [S] from distributions [S, V] by inverting their cumulative sums in order of the vocabulary
+    at `uniform`, fp64 [S] in [0, 1)."""
     blocks = F.pad(probs, (0, -probs.shape[-1] % DRAW_BLOCK)).unflatten(-1, (-1, DRAW_BLOCK))  # [S, n, block]
     masses = blocks.sum(-1, dtype=torch.float64)  # [S, n]
     block, rest = _place(masses, uniform * masses.sum(-1))
@@ -91,11 +90,11 @@ def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def _place(masses: torch.Tensor, goal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the places [S] at which sums of masses, fp64 [S, n], pass goals [S], and what these exceed the
-    sums before by."""
+    """Return the indices [S] at which cumulative sums of masses, fp64 [S, n], exceed the goals [S], and the
+    goals minus the sums before these indices."""
     cumulative = masses.cumsum(-1)
     order = torch.arange(masses.shape[-1], device=masses.device)  # [n]
-    # rounding may leave the share of the last one open
+    # rounding may leave the total below a goal: then the last one with a mass is taken
     last = torch.where(masses > 0, order, 0).amax(-1, keepdim=True)  # [S, 1]
     place = torch.minimum(torch.searchsorted(cumulative, goal[:, None], right=True), last)  # [S, 1]
     before = (cumulative - masses).gather(-1, place)  # [S, 1]

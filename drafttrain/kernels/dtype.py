@@ -33,11 +33,11 @@ Work = Literal["decoding", "products"]
 
 AUTO = "auto"
 NAMES = (AUTO, "bfloat16", "float32", "float16")
-# Times as slow as fp32 that bf16 may be at some of these rows, if others make up for it: single tokens are
-# most of decoding, and what is done beside the products takes equally long.
+# bf16 may be this many times as slow as fp32 at some numbers of rows, if others make up for it: single tokens
+# are most of decoding, and all work other than products takes equally long.
 WORST = 1.5
 CALLED = {"decoding": "decoding", "products": "large batches"}
-SLOW = 2  # times as slow as the fastest, and an explicit dtype gets a warning
+SLOW = 2  # an explicit dtype gets a warning if it is this many times as slow as the other one
 
 _known: dict[str, Timings] = {}  # of this process
 _reported: set[str] = set()
@@ -48,7 +48,7 @@ class Choice:
     """The dtype to compute in.
 
     Attributes:
-        dtype: it.
+        dtype: the dtype.
         ms: the measured milliseconds of every candidate.
         reason: one line for the user.
     """
@@ -61,7 +61,7 @@ class Choice:
 def resolve_dtype(name: str, work: Work, device: torch.device, hidden: int, intermediate: int) -> torch.dtype:
     """Return the dtype that a name stands for on this device, and print once what "auto" means here.
 
-    An explicit dtype is used as it is named; a much slower one gets a warning.
+    An explicit dtype is used as given, with a warning if it is much slower.
 
     Args:
         work: "decoding", forwards of a few tokens; or "products", those of many: training, collecting.
@@ -106,8 +106,8 @@ def fastest_dtype(work: Work, hidden: int, intermediate: int, threads: int | Non
 
 
 def choose(work: Work, ms: Milliseconds) -> Choice:
-    """Choose by measured times: bf16 where it is not slower, in the geometric mean over the rows by which the
-    work is judged, and not much slower at any of them."""
+    """Return the choice by measured times: bf16 if it is not slower in the geometric mean over the numbers of
+    rows by which the work is judged, and not much slower at any of them."""
     float32, bfloat16 = _candidates(work, ms)
     ratios = [ms[bfloat16].get(n, math.inf) / ms[float32][n] for n in JUDGED[work]]
     wins = max(ratios) <= WORST and math.prod(ratios) <= 1
@@ -129,7 +129,7 @@ def slow_warning(name: str, work: Work, ms: Milliseconds) -> str | None:
 
 
 def timed(hidden: int, intermediate: int, threads: int | None = None) -> Timings:
-    """Return the probe's result for this machine: of this process, of the user's cache, or a new one."""
+    """Return the probe's result for this machine: from this process, the user's cache, or measured now."""
     threads = threads or torch.get_num_threads()
     key = timings_key(hidden, intermediate, threads)
     if key in _known:
@@ -145,19 +145,19 @@ def timed(hidden: int, intermediate: int, threads: int | None = None) -> Timings
 
 
 def _candidates(work: Work, ms: Milliseconds) -> tuple[str, str]:
-    """Return what does this work in fp32 and in bf16: for decoding the native kernels if available."""
+    """Return the fp32 and the bf16 candidate for this work: native kernels for decoding, if available."""
     float32, bfloat16 = NATIVE
     return (float32, bfloat16) if work == "decoding" and float32 in ms else (FLOAT32, BFLOAT16)
 
 
 def _shared(work: Work, ms: Milliseconds) -> list[int]:
-    """Rows by which to compare the candidates: the work's, or the most at which a hopeless one was timed."""
+    """Return the numbers of rows to compare by: the work's, or the largest at which both were timed."""
     one, other = (ms[name].keys() for name in _candidates(work, ms))
     return [n for n in JUDGED[work] if n in one & other] or [max(one & other)]
 
 
 def _compared(work: Work, ms: Milliseconds, one: str, other: str) -> str:
-    """The times of two dtypes, in words."""
+    """Return the times of two dtypes in words."""
     candidates = dict(zip((FLOAT32, BFLOAT16), _candidates(work, ms)))
     mine, theirs = ms[candidates[one]], ms[candidates[other]]
     parts = [

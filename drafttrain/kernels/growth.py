@@ -1,4 +1,4 @@
-"""Growth of trees in one native call, drafting steps included."""
+"""Growth of whole trees in one native call, drafting steps included."""
 
 import ctypes
 import math
@@ -36,8 +36,8 @@ class Parts:
     state: Places
 
     def call(self, name: str, root: torch.Tensor, slots: int, *given: object) -> int:
-        """Call a function of the library for root tokens, int64 [B], with this many slots of the caches for
-        each tree; return what it does: a number of nodes, LARGE, or FULL and less.
+        """Call a function of the library for root tokens, int64 [B], with this many KV slots reserved per
+        tree; return its result: a number of nodes, LARGE, or FULL - n.
 
         Raises:
             IndexError: a token is not in the vocabulary.
@@ -57,10 +57,10 @@ class Parts:
         return found
 
     def grow(self, name: str, root: torch.Tensor, *given: object) -> list[torch.Tensor] | None:
-        """Return the fields of the trees that a function of the library grows; None of too large ones.
+        """Return the fields of the trees that a function of the library grows; None if they are too large.
 
-        It is called again where there is no room for them: few trees are large, and caches should not grow
-        for those that might be.
+        It starts with little room and is called again if that is full: few trees are large, and KV caches
+        should not grow for those that might be.
         """
         batch, slots, room = len(root), 1, ROOM
         while True:
@@ -82,7 +82,7 @@ class _Curve(ctypes.Structure):
 
 
 class Timing(ctypes.Structure):
-    """Settings of `TimedPolicy` that `grow_timed` decides by; curves by their points (x ascending, y)."""
+    """Settings of `TimedPolicy` for `grow_timed`; curves are given by their points (x ascending, y)."""
 
     _fields_ = [
         *((name, _Curve) for name in ("draft", "verify", "promise")),
@@ -100,11 +100,11 @@ class Timing(ctypes.Structure):
 
 
 def grow_timed(parts: Parts, root: torch.Tensor, timing: Timing, rate: float) -> list[torch.Tensor] | None:
-    """Return the fields of trees as `TimedPolicy.grow` grows them from root tokens, int64 [B]; None of too
-    large ones.
+    """Return the fields of the trees of `TimedPolicy.grow` for root tokens, int64 [B]; None if they are too
+    large.
 
     Args:
-        timing: its width is at most D.
+        timing: settings of the policy; their width must be at most D.
         rate: tokens that a second has to yield.
     """
     return parts.grow("grow_timed", root, ctypes.addressof(timing), rate)
@@ -120,15 +120,15 @@ def grow_best(
     least: float = 0.0,
     kept: float = 0.0,
 ) -> list[torch.Tensor] | None:
-    """Return the fields of trees of the most probable nodes from root tokens, int64 [B]; None of too large
-    ones.
+    """Return the fields of trees of the most probable nodes for root tokens, int64 [B]; None if they are too
+    large.
 
     Args:
         width: children of an expanded node, at most D.
-        frontier: most probable nodes of a layer that are expanded.
-        total: most probable nodes that stay in the end, root excluded.
-        least, kept: least joint probabilities of an expanded node, and of one that stays; above 0 for one
-            tree alone.
+        frontier: number of nodes of a layer that are expanded, the most probable ones.
+        total: number of nodes that are kept in the end, the most probable ones, root excluded.
+        least, kept: least joint probabilities of an expanded node, and of one that is kept; above 0 for a
+            single tree only.
     """
     return parts.grow("grow_best", root, width, frontier, max_depth, total, least, kept)
 
@@ -148,13 +148,13 @@ def grow_drawn(
 
     Args:
         k_config: children of a node, layer by layer, at most `size`.
-        depths, ancestors: of the n nodes that there are with no threshold, int64 [n] and bool [n, n].
-        size: most probable tokens that children are drawn from, K; at most D.
+        depths, ancestors: of the n nodes of a tree without threshold, int64 [n] and bool [n, n].
+        size: number of most probable tokens that children are drawn from, K; at most D.
         threshold: least joint probability of a node that gets children; 0: all nodes get some.
         seeds: of each tree, within 64 bits.
 
     Returns:
-        tokens, log-probabilities and which nodes there are, bool, [B, n], and the probabilities and ids of
+        tokens, log-probabilities and which nodes exist, bool, [B, n], and the probabilities and ids of
         the K tokens that the children of each node are drawn from, [B, n, K]; zeros elsewhere.
     """
     batch, n = len(root), len(depths)
@@ -168,6 +168,6 @@ def grow_drawn(
     branching = (ctypes.c_int64 * len(k_config))(*k_config)
     draws = branching, len(k_config), size, temperature, threshold, (ctypes.c_uint64 * batch)(*seeds)
     shape = depths.contiguous(), ancestors.contiguous()
-    last = math.prod(k_config)  # nodes of the last layer, which is not read
+    last = math.prod(k_config)  # nodes of the last layer, which the drafter does not read
     parts.call("grow_drawn", root, n - last, *draws, n, *shape, tokens, log_probs, kept, probs, ids)
     return tokens, log_probs, kept, probs, ids

@@ -1,6 +1,6 @@
 """Linear layers whose weights are packed for the native library: for inference on a CPU.
 
-A row of the result has the same bits with any other rows beside it, and with any number of threads.
+A row of the result has the same bits in any batch and with any number of threads.
 """
 
 import ctypes
@@ -15,12 +15,12 @@ from drafttrain.kernels.team import team_size
 
 KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
 CACHE_LINE, REGION = 64, 32 << 20  # bytes
-ZERO, LARGEST = 64, 63  # the byte of a weight of 0, and the most that one differs from it
+ZERO, LARGEST = 64, 63  # byte of a weight of 0, and the largest distance from it
 
 
 def to_bytes(weight: torch.Tensor, panel: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round weights [out, in] to 7 bits around ZERO, the largest of each output's to LARGEST from it. Returns
-    bytes, uint8 [out, in], and the outputs' scales, fp32 [out], with zeros up to a multiple of `panel`."""
+    """Round weights [out, in] to 7 bits around ZERO, the largest of each output to LARGEST from it. Return
+    bytes, uint8 [out, in], and scales of the outputs, fp32 [out], padded with 0 to a multiple of `panel`."""
     weight = weight.detach().float()
     scales = weight.abs().amax(1).clamp(min=torch.finfo(torch.float).tiny) / LARGEST  # [out]
     numbers = (weight / scales[:, None]).round_().add_(ZERO).to(torch.uint8)
@@ -45,15 +45,15 @@ def rounds_inputs(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and variant() in BF16_PRODUCTS
 
 
-_region: tuple[torch.Tensor, int, int] | None = None  # of packed weights: its memory, first free byte, end
+_region: tuple[torch.Tensor, int, int] | None = None  # for packed weights: its memory, first free byte, end
 _region_lock = threading.Lock()
 
 
 def _allocate(size: int) -> tuple[torch.Tensor, int]:
     """Return memory for packed weights, and the address at which they begin.
 
-    Layers share regions of huge pages: a stream through all of them misses few address translations. A region
-    is freed with the last layer in it.
+    Layers share regions of huge pages, so that reading all of them in turn causes few TLB misses. A region is
+    freed with the last layer in it.
     """
     global _region
     with _region_lock:
@@ -76,8 +76,8 @@ class NativeLinear(nn.Module):
     Args:
         weight: [out, in], bf16 or fp32; sums are fp32 in both.
         bias: [out] or None.
-        narrow: keep weights in bf16 as bytes of 7 bits, half as many to read, and round inputs to 8 bits
-            (AMX: to bf16); not with `generic`. For drafters, whose errors cost acceptance alone.
+        narrow: store bf16 weights as bytes of 7 bits, half as much to read, and round inputs to 8 bits (AMX:
+            to bf16); not with `generic`. For drafters, whose errors only lower the acceptance rate.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, narrow: bool = False):
@@ -101,11 +101,11 @@ class NativeLinear(nn.Module):
         self.round_inputs = rounds_inputs(weight.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out] in x's dtype."""
+        """Return outputs [..., out] for inputs [..., in], in x's dtype."""
         return self.product(x).to(x.dtype)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out] in fp32."""
+        """Return outputs [..., out] for inputs [..., in], in fp32."""
         rows, out = self._rows(x), torch.empty((*x.shape[:-1], self.out_features))
         count = rows.numel() // self.in_features
         called = self.address, rows.data_ptr(), count, out.data_ptr(), self.round_inputs
@@ -118,8 +118,8 @@ class NativeLinear(nn.Module):
         return x.float().contiguous()
 
     def top_log_probs(self, x: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities, fp32, and numbers of the k most probable outputs [..., k] after inputs
-        [..., in], k <= out: the layer is a head, and its products are logits. Among equals the first win."""
+        """Return log-probabilities, fp32, and indices of the k most probable outputs [..., k] for inputs
+        [..., in], k <= out. The layer is an LM head with logits as outputs. Among equals the first win."""
         if not 1 <= k <= self.out_features:  # the library would read beyond its buffers
             raise ValueError(f"k: must be in 1..{self.out_features}, got {k}")
         rows, shape = self._rows(x), (*x.shape[:-1], k)
@@ -142,8 +142,8 @@ def can_be_native(module: nn.Module | None) -> bool:
 def make_native(module: nn.Module, narrow: bool = False) -> int:
     """Replace the linear layers below a module by native ones; return how many.
 
-    The row-major weights go where nothing else holds them, so that the module can no longer be trained, saved
-    or copied.
+    The row-major weights are freed unless something else holds them; the module can no longer be trained,
+    saved or copied.
 
     Args:
         narrow: as in `NativeLinear`.

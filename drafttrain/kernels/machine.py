@@ -1,4 +1,4 @@
-"""Describe the machine of a measurement: processor, instruction sets in use, threads."""
+"""Descriptions of the machine of a measurement: processor, instruction sets in use, threads."""
 
 import os
 import platform
@@ -59,7 +59,7 @@ def _features() -> str:
 
 
 def _cpuinfo(key: str) -> list[str]:
-    """Values of a key of /proc/cpuinfo, one for each logical core; none where there is no such file."""
+    """Return the values of a key of /proc/cpuinfo, one per logical core; empty if there is no such file."""
     try:
         lines = [line.partition(":") for line in CPUINFO.read_text().split("\n")]
     except OSError:

@@ -7,8 +7,8 @@ from drafttrain.kernels.team import team_size
 
 
 def first_maximum(logits: torch.Tensor) -> torch.Tensor:
-    """Return the place of the largest of each row of logits [..., V], the first of equals, int64 [...]; NaN
-    is above all."""
+    """Return the index of the largest logit of each row [..., V], the first among equals, int64 [...]; NaN
+    counts as largest."""
     native = library() if logits.device.type == "cpu" and logits.dtype == torch.float else None
     if native is None:
         # max, not argmax: the same first maximum, and several times faster on bf16 CPU tensors

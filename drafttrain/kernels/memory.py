@@ -8,12 +8,12 @@ import torch
 from drafttrain.kernels.build import library
 
 HUGE_PAGE = 2 << 20  # bytes
-MAPPED = 32 << 20  # bytes from which malloc maps fresh pages each time; smaller buffers get used ones again
+MAPPED = 32 << 20  # bytes from which malloc maps fresh pages each time; smaller buffers reuse pages
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Return an uninitialized tensor; on a CPU with the native library a large one is in huge pages as far as
-    it fills them and the system has them."""
+    """Return an uninitialized tensor. On a CPU with the native library, a large one is put into huge pages
+    as far as it fills them and the system has them."""
     tensor = torch.empty(shape, dtype=dtype, device=device)
     if tensor.device.type != "cpu" or tensor.nbytes < MAPPED:
         return tensor

@@ -35,16 +35,16 @@ SPIN = 0.01  # seconds after an operator in which torch's threads may still hold
 
 
 def new_timings(key: str, hidden: int, intermediate: int, threads: int) -> tuple[Timings, str | None]:
-    """Return what is measured here, kept for the next process, and a warning for the user.
+    """Measure this machine and store the timings for later processes; return them and a warning for the user.
 
-    What was disturbed is measured once more; if that is disturbed as well, the times of one thread are
-    returned, and not kept.
+    A disturbed measurement is repeated once; if that is disturbed as well, the times of one thread are
+    returned, and not stored.
     """
     found = measure(hidden, intermediate, threads)
     if found.disturbed is not None:
         found = measure(hidden, intermediate, threads)
     if found.disturbed is not None:
-        # Several threads wait for the one that has no core; the times of one compare, if nothing else.
+        # Several threads wait for the one that has no core; times of one thread can at least be compared.
         found = Timings(measure(hidden, intermediate, threads=1).ms, found.disturbed)
         warning = f"the probe was disturbed ({found.disturbed}); it was repeated on one thread and not kept"
         return found, f"dtype: {warning}"
@@ -62,7 +62,7 @@ def measure(hidden: int, intermediate: int, threads: int) -> Timings:
     """Time products of 1, 16 and 128 rows with matrices of the target's size in every candidate dtype.
 
     The fastest of some repeats counts: others may have waited for a core. torch's candidates take turns, so
-    that a load that comes and goes meets both. The native kernels have threads of their own, and are timed
+    that a load that comes and goes affects both. The native kernels have their own threads, and are timed
     while torch's are idle, as in decoding.
     """
     in_use, spread = torch.get_num_threads(), False
@@ -98,7 +98,7 @@ def measure(hidden: int, intermediate: int, threads: int) -> Timings:
 
 
 def _products(hidden: int, width: int) -> dict[str, list[Callable[[torch.Tensor], torch.Tensor]]]:
-    """Linear layers of each candidate, enough of them that no cache holds their weights."""
+    """Return linear layers of each candidate, enough of them that no cache holds all their weights."""
     copies = max(1, min(MAX_COPIES, round(STREAMED / (4 * hidden * width))))
     weights = [_random(width, hidden)]
     weights += [weights[0].clone() for _ in range(copies - 1)]
@@ -111,17 +111,17 @@ def _products(hidden: int, width: int) -> dict[str, list[Callable[[torch.Tensor]
 
 
 def _random(*shape: int) -> torch.Tensor:
-    """Numbers that leave the random state of a training alone."""
+    """Return random numbers without changing torch's global random state, which a training uses."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def _take_turns(
     products: dict[str, list[Callable]], x: torch.Tensor, reference: list[float] | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of each candidate's products with an input [rows, H]; a hopeless candidate has three.
+    """Return the seconds of each candidate's products with an input [rows, H], three of a hopeless one.
 
     Args:
-        reference: seconds of fp32, where it is not among the candidates.
+        reference: seconds of fp32, if it is not among the candidates.
     """
     inputs = {name: x.to((TORCH | NATIVE)[name]) for name in products}
     seconds: dict[str, list[float]] = {name: [] for name in products}

@@ -20,16 +20,16 @@ def draft_top(
     frontier: torch.Tensor,
     k: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities and numbers of the k most probable outputs, [B, f, k], of a drafter's layers
-    and head after the nodes frontier [B, f], whose keys and values go into their slots.
+    """Run a drafter's layers and head at the nodes frontier [B, f], and write their keys and values to their
+    slots; return log-probabilities and indices of the k most probable outputs, [B, f, k].
 
     Args:
-        inputs: what the layers read at a token, without `own_states`.
+        inputs: inputs of the layers at a token, without `own_states`.
         tree: tokens and depths, int64 [B, n], and ancestors, bool [B, n, n].
     """
     if not 1 <= k <= head.out_features:  # the library would read beyond its buffers
         raise ValueError(f"k: must be in 1..{head.out_features}, got {k}")
-    if inputs.own_states:  # which are known while a tree grows alone
+    if inputs.own_states:  # these are only known during native growth
         raise ValueError("inputs: must be without own_states")
     (batch, f), n = frontier.shape, tree[0].shape[1]
     blocks.reach(state.reserve(n))

@@ -1,9 +1,9 @@
-"""Who has the cores: the native library's threads, or torch's.
+"""Sharing of the cores between the native library's threads and torch's.
 
 After an operator on several threads, torch's team spins for milliseconds on the cores that a native call
 wants next. So while tokens are decoded torch's operators, which are small there, run on one thread. Each
-Python thread has a team of its own; native calls of several threads at once wait for each other, unless each
-takes one thread.
+Python thread has its own team; native calls of several Python threads wait for each other, unless each takes
+one thread.
 """
 
 import threading
@@ -14,7 +14,7 @@ import torch
 
 from drafttrain.kernels.cores import Cores
 
-MOST = 255  # threads that the library counts in a byte
+MOST = 255  # most threads of a team: the library counts them in a byte
 
 
 class _Native(threading.local):
@@ -22,7 +22,7 @@ class _Native(threading.local):
 
 
 _native, _lock = _Native(), threading.Lock()
-# teams, and torch's threads outside of them: a Python thread whose first operator runs inside inherits 1
+# open teams, and torch's threads outside: a Python thread whose first operator runs inside inherits 1
 _outside = [0, 1]
 cores = Cores()
 
@@ -33,7 +33,7 @@ def team_size() -> int:
 
 
 def _threads_of_others() -> int:
-    """Return torch's threads in a Python thread that begins now."""
+    """Return the number of threads that torch has in a Python thread that starts now."""
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
     thread.start()
@@ -46,7 +46,7 @@ def native_team(threads: int | None = None) -> Iterator[None]:
     """Give the cores to this thread's native calls: inside, torch's operators run on one thread.
 
     Args:
-        threads: of a native call. None: as many as torch takes outside, or those of an outer `native_team`.
+        threads: number for a native call. None: as many as torch has outside, or as an outer `native_team`.
     """
     outer, own = _native.size, torch.get_num_threads()
     if outer is None:

@@ -28,8 +28,8 @@ class Timings:
     """The measurements of the probe.
 
     Attributes:
-        ms: milliseconds of a product, by candidate and rows. A candidate that was hopeless has no
-            entries for more rows.
+        ms: milliseconds of a product, by candidate and number of rows. A candidate that was hopeless at
+            some number of rows has no entries for larger ones.
         disturbed: why the times are doubtful; None for good ones.
     """
 
@@ -64,7 +64,7 @@ def read_all() -> dict[str, Any]:
 
 
 def read_timings(key: str) -> Timings | None:
-    """A kept result; None where there is none, or what is there was not written by `probe.new_timings`."""
+    """Return the stored result of a key; None if there is none, or none that `probe.new_timings` wrote."""
     try:
         ms = {name: {int(n): float(t) for n, t in of.items()} for name, of in read_all()[key].items()}
         is_whole = ms.keys() in (TORCH.keys(), (TORCH | NATIVE).keys())

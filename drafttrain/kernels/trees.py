@@ -1,5 +1,5 @@
-"""Trees of drafted tokens in native calls: they have some dozens of nodes, and one of torch's operators takes
-longer than all the work on them.
+"""Native operations on trees of draft tokens: these have some dozens of nodes, and one operator of torch
+takes longer than all the work on them.
 
 Trees are given by their fields, as `TokenTree` has them: tokens, parents and depths, int64 [B, n],
 log-probabilities, entropies and joint log-probabilities, fp32 [B, n], and ancestors, bool [B, n, n].
@@ -13,7 +13,7 @@ from drafttrain.kernels.build import library
 
 
 def is_native(like: torch.Tensor) -> bool:
-    """Return whether there are native calls for tensors where this one is."""
+    """Return whether native calls can be used for tensors on the device of this one."""
     return like.device.type == "cpu" and library() is not None
 
 
@@ -24,16 +24,16 @@ def append_layer(
     log_probs: torch.Tensor,
     entropies: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """Return the fields of trees with one more layer: its nodes' parents, tokens, log-probabilities and
-    entropies (None: NaN), [B, f] each."""
+    """Return the fields of trees with one more layer, given the parents (`above`), tokens, log-probabilities
+    and entropies (None: NaN) of its nodes, [B, f] each."""
     n, f = fields[0].shape[1], above.shape[1]
     scores = log_probs.float(), None if entropies is None else entropies.float()
     return _changed(library().append_layer, f, n + f, fields, (above.long(), tokens.long(), *scores))[0]
 
 
 def take_nodes(fields: Sequence[torch.Tensor], nodes: torch.Tensor) -> list[torch.Tensor]:
-    """Return the fields of trees of these nodes alone, int64 [B, w], ascending (ValueError: not the root and
-    then none without its parent)."""
+    """Return the fields of the sub-trees of these nodes, int64 [B, w], ascending (ValueError: they lack the
+    root or the parent of a node)."""
     found, orphans = _changed(library().take_nodes, nodes.shape[1], nodes.shape[1], fields, (nodes,))
     if orphans:
         raise ValueError(f"nodes: must be the root and then none without its parent, got {nodes.tolist()}")
@@ -47,8 +47,8 @@ def _changed(
     fields: Sequence[torch.Tensor],
     given: Sequence[torch.Tensor | None],
 ) -> tuple[list[torch.Tensor], int | None]:
-    """Return the fields, of trees of this width, that a native function makes of others and of what is given
-    for `count` nodes; and what it returns."""
+    """Call a native function that makes trees of this width from the fields of others and from tensors for
+    `count` nodes, `given`; return the new fields and its result."""
     batch, n = fields[0].shape
     whole = torch.empty(3, batch, width, dtype=torch.long)
     numbers = torch.empty(3, batch, width, dtype=torch.float)
@@ -62,7 +62,7 @@ def _changed(
 def follow_choices(
     tokens: torch.Tensor, parents: torch.Tensor, depths: torch.Tensor, choices: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `TokenTree.follow` does."""
+    """Return the longest path of choices in each row, as `TokenTree.follow` does."""
     batch, n = choices.shape
     held = [one.contiguous() for one in (choices, tokens, parents, depths)]
     path, counts, after = (torch.empty(size, dtype=torch.long) for size in ((batch, n), batch, batch))
@@ -72,8 +72,8 @@ def follow_choices(
 
 
 def commit_slots(kv: torch.Tensor, lengths: torch.Tensor, path: torch.Tensor, counts: torch.Tensor) -> None:
-    """Move the slots path [B, m] after the verified ones of each row, lengths [B], to the places right after
-    those, the first counts[b] of them.
+    """Commit the first counts[b] nodes of path [B, m] in each row: move their slots, lengths[b] + path, to
+    those right after the lengths[b] verified slots.
 
     Args:
         kv: [layers, 2, B, heads, max_len, dim], the first rows of a contiguous buffer.

@@ -1,4 +1,4 @@
-"""Cut a target by what its ranks measure: blocks for each, so that no stage keeps the others waiting."""
+"""Balancing of a pipeline: blocks for each rank by measured speeds, so that no stage delays the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.measure import Work, draft_work, stage_work, times
 from drafttrain.pipeline.member import Layout, Member, Pace, Request
 
-WORTH = 1.03  # of the slowest group's time before over that after, from which other blocks are loaded
+WORTH = 1.03  # speed-up of the slowest group from which a new split of blocks is worth loading
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Describe how long a rank takes.
+    """Measured times of a rank.
 
     Attributes:
-        block: seconds of one of its blocks.
-        beside: seconds of its other work in a timestep: the head, and drafting beside the first stage.
+        block: seconds per block.
+        beside: seconds of its other work in a timestep: the head, and drafting on the first stage's rank.
     """
 
     block: float
@@ -27,11 +27,11 @@ class Speed:
 
 @torch.no_grad()
 def measure_speeds(me: Member, ranks: Ranks, width: int, layers: int, hidden: int) -> dict[int, Speed]:
-    """Return the speeds of all ranks with blocks, measured while all work; all ranks call it.
+    """Measure the speeds of all ranks with blocks while all of them work; all ranks must call it.
 
     Args:
-        width: nodes of a layer of the tree.
-        layers: drafted in a timestep, which pass a stage together; 0: nothing is drafted while stages work.
+        width: nodes per layer of the tree.
+        layers: drafted per timestep, which pass a stage together; 0: nothing is drafted while stages work.
         hidden: size of the target's states.
     """
     nodes = width * max(layers, 1)
@@ -46,12 +46,12 @@ def measure_speeds(me: Member, ranks: Ranks, width: int, layers: int, hidden: in
 
 
 def _speed(whole: float, head: float, drafting: float, blocks: float) -> Speed:
-    """Return a rank's speed. A head is measured apart, and by a machine's noise could be all there is."""
+    """Return a rank's speed. The head is timed separately, so that noise could leave nothing for blocks."""
     return Speed(max(whole - head, whole / 10) / blocks, head + drafting)
 
 
 def _head_work(me: Member, hidden: int) -> Work | None:
-    """Return the last stage's choice of the token after a state."""
+    """Return the work of the last stage's head, picking the token after a state; None at other ranks."""
     if not me.is_last:
         return None
     state, request = torch.randn(hidden, generator=torch.Generator().manual_seed(0)), Request([], 0)
@@ -66,7 +66,7 @@ def share_out(before: Sequence[int], layout: Layout, speeds: dict[int, Speed]) -
     The ranks of a group, which work one after the other, get equally many (one more or less).
 
     Args:
-        before: blocks of each rank so far, which are kept if others would gain less than `WORTH`.
+        before: current blocks of each rank, which are kept if a new split would gain less than `WORTH`.
         speeds: by rank.
     """
     found = _fastest(sum(before), layout, speeds)
@@ -75,7 +75,7 @@ def share_out(before: Sequence[int], layout: Layout, speeds: dict[int, Speed]) -
 
 
 def slowest(blocks: Sequence[int], layout: Layout, speeds: dict[int, Speed]) -> float:
-    """Return the seconds of the slowest group."""
+    """Return the seconds per timestep of the slowest group."""
     numbers = dict(zip(layout.stages, blocks, strict=True))
     return max(
         sum(numbers[rank] * speeds[rank].block + speeds[rank].beside for rank in members)
@@ -91,7 +91,7 @@ def _fastest(n_blocks: int, layout: Layout, speeds: dict[int, Speed]) -> list[in
     def longer(group: int) -> float:
         return (sizes[group] + 1) * block[group] + beside[group]
 
-    for _ in range(n_blocks - sum(sizes)):  # to the group that it makes the least slow
+    for _ in range(n_blocks - sum(sizes)):  # to the group that is fastest with one more
         sizes[min(range(len(sizes)), key=longer)] += 1
     return [blocks for size, members in zip(sizes, layout.groups) for blocks in _evenly(size, members)]
 

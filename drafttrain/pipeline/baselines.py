@@ -1,6 +1,6 @@
 """The programs of the baselines (PipeDec, §4.2). `pp`: a token passes all stages before the next one begins.
-`stpp`: so does a whole tree of drafts, whose accepted path is emitted. `slm`: the small LM that drafts writes
-a text of its own.
+`stpp`: a whole static tree of draft tokens does, and its accepted path is emitted. `slm`: the small LM that
+otherwise drafts decodes alone.
 """
 
 import time
@@ -47,7 +47,7 @@ def pp(me: Member, request: Request) -> Program:
 
 
 def stpp(me: Member, request: Request) -> Program:
-    """Decode with a static tree of drafts for each forward; return an `Output`."""
+    """Decode with a static tree of draft tokens in each target forward; return an `Output`."""
     token, tree = yield from prefill(me, request)
     state, output, layout = None if tree is None else tree.state, Output([token]), me.layout
     accept, began = rule_for([request.sampling], draws=False), me.clock()
@@ -61,7 +61,7 @@ def stpp(me: Member, request: Request) -> Program:
                 clock, started = me.clock(), time.perf_counter()
                 drafts = me.policy.grow(me.drafter, state, torch.tensor([token]))
                 steps = int(drafts.depths.max())  # one for each layer
-                if isinstance(me.policy, Eagle2Policy):  # of those too that it leaves out in the end
+                if isinstance(me.policy, Eagle2Policy):  # also for layers that it leaves out in the end
                     steps = me.policy.max_depth
                 for _ in range(steps):
                     me.draft_pace.wait(started)
@@ -108,8 +108,8 @@ def stpp(me: Member, request: Request) -> Program:
 
 
 def slm(me: Member, request: Request) -> Program:
-    """Decode with the small LM alone, at its rank, while all stages rest; return an `Output`, whose timesteps
-    are its forwards. Its text is not the target's."""
+    """Decode with the small LM alone, at its rank, while all stages idle; return an `Output` whose timesteps
+    count its forwards. The text is the small LM's, not the target's."""
     output, began, state = Output([]), me.clock(), None
     *prompt, last = request.tokens
     if me.drafter is not None:
@@ -140,15 +140,15 @@ def slm(me: Member, request: Request) -> Program:
 
 
 def _read(me: Member, state: object, tokens: list[int]) -> None:
-    """Let a drafter that reads tokens alone read some."""
+    """Append tokens to the state of a drafter that reads tokens alone."""
     nothing = torch.zeros(1, len(tokens), 0)  # [1, m, 0] states
     with me.device:
         me.drafter.update(state, torch.tensor([tokens]), nothing, torch.tensor([len(tokens)]))
 
 
 def _judge(stage: Stage, logits: torch.Tensor, accept: AcceptanceRule, depth: int) -> list[int]:
-    """Return the target's token after the accepted path, the number of its nodes, the nodes, and the tokens
-    of all but the root; both lists have room for a path of `depth` drafts.
+    """Verify a tree; return the target's token after the accepted path, the path's number of nodes, its
+    nodes, and its draft tokens, in one list. Nodes and tokens are padded for a path of `depth` drafts.
 
     Args:
         logits: of all nodes, [1, n, V].

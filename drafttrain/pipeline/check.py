@@ -1,16 +1,16 @@
-"""Prove that a log of tasks keeps the paper's rules: the dependencies of Appendix B (Algorithm 4), and that
+"""Checks that a log of tasks obeys the paper's rules: the dependencies of Appendix B (Algorithm 4), and that
 no node is in two transfers at once (Appendix A, Algorithms 2 and 3).
 
 The ranks here follow a fixed order in place of the paper's schedulers. One dependency is weaker: after a
-token the paper waits until all nodes have synchronized, (V, finish, all, seq). Here a node that is stepped
-beside the others in one process waits until all have computed and it has synchronized itself, as it reads
-nothing of what others do then; and over a network it waits for the last stage, which sends the token, and for
-its input, but not for nodes that are slower than both.
+token the paper waits until all nodes have synchronized, (V, finish, all, seq). Here, with all ranks in one
+process, a node waits until all have computed and it has synchronized itself, as it reads nothing that others
+change while they synchronize. Over a network it waits for the last stage, which sends the token, and for its
+input, but not for slower nodes.
 
-That no node is in two transfers at once is proved of ranks in one process alone. Over a network a send is
-logged until it is posted, and what comes is received while the rank computes, before it asks for it: gloo
-does not say when a message is gone. Nor are the broadcast of a token and the tapped states for the drafter
-logged, which the paper's rules do not list.
+That no node is in two transfers at once is checked only for ranks in one process. Over a network the log of a
+send ends when it is posted, and messages arrive while the rank computes, before it asks for them: gloo does
+not report when a message has left. The broadcast of a token and the tapped states for the drafter are not
+logged, as the paper's rules do not list them.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ def problems(
     follows: bool = False,
     over_network: bool = False,
 ) -> list[str]:
-    """Return what is wrong in the logs of all ranks for one request, a line each; nothing for a right log.
+    """Return the violations in the logs of all ranks for one request, a line each; none for a correct log.
 
     Args:
-        groups: stages of each group.
-        follows: the tree follows the prompt (ours): until its root has reached the last group nothing
-            is verified, and nodes wait for their own prompt and for what they are sent alone.
-        over_network: the ranks are processes: of the timestep before, a node waits for the last stage alone,
-            and when transfers end is not known.
+        groups: number of stages of each group.
+        follows: the tree follows the prompt (ours): until its root has reached the last group nothing is
+            verified, and nodes wait only for their own prefill and their input.
+        over_network: the ranks are processes: a node waits only for the last stage of the previous timestep,
+            and it is not known when transfers end.
     """
     tasks = [task for log in logs for task in log]
     return _Log(tasks, groups, len(groups) if follows else 0, over_network).problems()
@@ -41,13 +41,13 @@ def problems(
 class _Log:
     def __init__(self, tasks: Sequence[Task], groups: Sequence[int], beside: int, over_network: bool):
         self.tasks, self.n = tasks, sum(groups)
-        self.beside = beside  # timesteps that need not wait for all nodes
+        self.beside = beside  # first timesteps, which need not wait for all nodes
         self.over_network = over_network
         self.ends = {sum(groups[: i + 1]) for i in range(len(groups))}  # last node of each group
         self.computing = {(task.what, task.node, task.seq): task for task in tasks if task.kind == "C"}
         self.sent = {(task.what, task.seq): task for task in tasks if task.kind == "send"}
         self.received = {(task.what, task.seq): task for task in tasks if task.kind == "receive"}
-        self.finished: dict[int, float] = {}  # timestep -> when those that others wait for had computed
+        self.finished: dict[int, float] = {}  # timestep -> when the nodes that others wait for had computed
         for task in tasks:
             if task.kind == "C" and task.what == "dec" and (not over_network or task.node == self.n):
                 self.finished[task.seq] = max(self.finished.get(task.seq, task.end), task.end)
@@ -82,7 +82,7 @@ class _Log:
             self._needs(task, ("sync", node, seq - 1) in self.computing and ("own", node, seq - 1, "sync"))
         if node == 0:
             return
-        if node - 1 in self.ends or node == 1:  # the first of its group: what was sent after the timestep
+        if node - 1 in self.ends or node == 1:  # first of its group: sent after the previous timestep
             first = node == 1 and not self.has_drafter_transfers
             self._needs(task, not first and ("transfer", node - 1, seq - 1))
         else:  # [4]
@@ -116,7 +116,7 @@ class _Log:
             self.found.append(f"{where}: must begin after {name}, got {task.start:.6f} before {end:.6f}")
 
     def _one_transfer_at_a_time(self) -> None:
-        """A sender is taken until what it sends is gone, a receiver from when it is sent until it has it."""
+        """Report nodes in two transfers at once. A receiver is busy only once the send has begun."""
         taken: dict[int, list[tuple[float, float]]] = {}
         for key, sent in self.sent.items():
             taken.setdefault(sent.what, []).append((sent.start, sent.end))

@@ -16,12 +16,12 @@ class StagesConfig:
     """How the target is cut.
 
     Attributes:
-        ranks: processes with blocks of the target, in order.
-        blocks: of each of them. null: balanced by the bytes that a token reads, the head's included.
+        ranks: number of processes that hold blocks of the target.
+        blocks: number of blocks of each rank. null: balanced by the bytes that a token reads, head included.
             measured: by times that the ranks measure at the start, for machines of different speeds.
-        groups: ranks that work on one layer of the tree, one after the other, as numbers of ranks: [2, 2] are
-            two groups of two. null: every rank is a group.
-        threads: of each rank. null: the cores that this process may use, shared among the ranks of a machine.
+        groups: sizes of groups, whose ranks work on one layer of the tree one after the other: [2, 2] is two
+            groups of two. null: every rank is a group.
+        threads: threads of each rank. null: the usable cores, divided among the ranks of a machine.
     """
 
     ranks: int = setting(2, ge=1)
@@ -50,14 +50,14 @@ class StagesConfig:
 
 @dataclass(frozen=True)
 class PaceConfig:
-    """Times for which stages and drafter hold their device, in place of those of this machine: what has been
-    computed earlier is held back until then.
+    """Declared times of stages and drafter, which simulate slower devices than this machine: results that are
+    ready earlier are held back until then.
 
     Attributes:
-        stage_ms: of a stage, for any number of nodes. null: as long as it takes.
-        draft_ms: of a drafting step. null: as long as it takes.
-        curve: of a stage by tokens, as pairs such as [[1, 30], [8, 45]], in place of stage_ms; proportional
-            beyond the last one. null: none.
+        stage_ms: milliseconds of a stage, for any number of nodes. null: as long as it takes here.
+        draft_ms: milliseconds of a draft step. null: as long as it takes here.
+        curve: milliseconds of a stage by tokens, as pairs such as [[1, 30], [8, 45]], in place of stage_ms;
+            proportional beyond the last pair. null: none.
     """
 
     stage_ms: float | None = setting(None, ge=0)
@@ -68,7 +68,7 @@ class PaceConfig:
         """Validate the settings.
 
         Raises:
-            UserError: a value out of range, or a curve that is none or comes with stage_ms.
+            UserError: a value out of range, or a curve that is malformed or comes with stage_ms.
         """
         check_ranges(self, "pace")
         if self.curve is None:
@@ -82,13 +82,13 @@ class PaceConfig:
 
 @dataclass(frozen=True)
 class DrawConfig:
-    """How tokens are drawn.
+    """How tokens are sampled.
 
     Attributes:
-        temperature: 0 is greedy.
-        top_p: the smallest set of most probable tokens that together have this probability.
-        top_k: at most this many of the most probable tokens. null: all.
-        seed: of the draws.
+        temperature: 0 is greedy decoding.
+        top_p: sample from the smallest set of most probable tokens whose probabilities add up to this.
+        top_k: sample from at most this many of the most probable tokens. null: from all.
+        seed: seed of the random draws.
     """
 
     temperature: float = setting(0.0, ge=0)
@@ -102,8 +102,8 @@ class LinkConfig:
     """A connection between two stages.
 
     Attributes:
-        gbit: bandwidth, 10^9 bits a second.
-        ms: latency of a message.
+        gbit: bandwidth in 10^9 bits per second.
+        ms: latency of a message in milliseconds.
     """
 
     gbit: float = setting(10.0, gt=0)
@@ -117,27 +117,27 @@ class PipelineConfig:
     Attributes:
         target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
         drafter: folder or Hub id of a bundle, or folder of a small LM that drafts untrained. null: none (pp).
-        dtype: what target and drafter compute in.
+        dtype: data type in which target and drafter compute.
         mode: pipedec (a tree in flight, every stage on another layer of it), stpp (a static tree passes all
-            stages, then the next one) or pp (a token at a time). slm: the small LM that drafts writes a text
-            of its own while all stages rest, to compare with.
-        width: nodes of a layer of the tree in flight at most.
-        children: candidates for each of its nodes.
-        layers: that it grows by in a timestep; several (ours) pay where a draft takes much less than a stage.
-        tree: the static tree of stpp, such as chain:length=4, static:k_config=3-2-1 or one of eagle2.
-        concurrency: prompts at a time; pp and stpp fill the stages with them, pipedec takes them in turn.
+            stages, then the next one), pp (a token at a time) or, to compare with, slm (the small LM that
+            otherwise drafts decodes alone while all stages idle).
+        width: maximum number of nodes per layer of the tree in flight.
+        children: number of candidates for each node of the tree in flight.
+        layers: layers it grows by per timestep; several (ours) pay if a draft is much faster than a stage.
+        tree: static tree of stpp, such as chain:length=4, static:k_config=3-2-1 or one of eagle2.
+        concurrency: prompts at a time, which fill the stages in pp and stpp; pipedec takes them in turn.
         stages: how the target is cut.
-        drafter_rank: the drafter is beside the first stage, or alone in a process of its own.
-        prompts: a file of prompts, the first turn of each. null: a program gives them.
+        drafter_rank: beside (the drafter shares the first stage's process) or alone (it has a separate one).
+        prompts: a file of prompts, of which the first turns are used. null: a program passes them.
         limit: number of prompts to take. null: all.
-        max_new_tokens: limit of every answer.
-        sampling: how tokens are drawn.
+        max_new_tokens: token limit of every answer.
+        sampling: how tokens are sampled.
         pace: declared times of stages and drafter.
-        link: a slower network between the ranks of one machine. null: none.
-        probe: compare the logits of the stages with those of the whole target, whose blocks the last rank
-            loads one by one, before anything is decoded.
-        timeout_s: seconds after which a rank that is not heard of counts as lost.
-        out: folder of the results. null: a program takes them.
+        link: simulate a slower network between the ranks of one machine. null: none.
+        probe: before decoding, compare the logits of the stages with those of the whole target, whose blocks
+            the last rank loads one by one.
+        timeout_s: seconds without an expected message after which a rank counts as lost.
+        out: folder of the results. null: they are only returned to a program.
     """
 
     target: str
@@ -192,20 +192,20 @@ class PipelineConfig:
 
     @property
     def drafts(self) -> bool:
-        """Return whether a drafter is at work."""
+        """Return whether the mode uses the drafter."""
         return self.drafter is not None and self.mode != "pp"
 
     @property
     def world_size(self) -> int:
-        """Number of processes."""
+        """Return the number of processes: stages, and a drafter that is alone."""
         return self.stages.ranks + (self.drafter_rank == "alone")
 
 
 def balanced(n_blocks: int, ranks: int, head: float) -> list[int]:
-    """Return blocks for each rank that take about equally long.
+    """Return the number of blocks of each rank, so that ranks take about equally long.
 
     Args:
-        head: the last rank's head, in blocks.
+        head: cost of the last rank's head, in blocks.
 
     Raises:
         UserError: there are more ranks than blocks.
@@ -225,24 +225,24 @@ class SimulateConfig:
     Attributes:
         target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
         drafter: folder or Hub id of a bundle, or folder of a small LM that drafts untrained.
-        dtype: what target and drafter compute in.
+        dtype: data type in which target and drafter compute.
         prompts: a file of prompts, the first turn of each.
         limit: number of prompts to take. null: all.
-        max_new_tokens: limit of every answer.
-        sampling: how tokens are drawn.
-        concurrency: prompts at a time; pp and stpp fill the stages with them, pipedec takes them in turn.
+        max_new_tokens: token limit of every answer.
+        sampling: how tokens are sampled.
+        concurrency: prompts at a time, which fill the stages in pp and stpp; pipedec takes them in turn.
         stages: numbers of stages to simulate.
-        width: nodes of a layer of the tree in flight at most.
-        children: candidates for each of its nodes.
-        layers: that it grows by in a timestep; several (ours) pay where a draft takes much less than a stage.
-        link: between neighbours.
-        target_ms: milliseconds of the whole target by tokens, as pairs such as [[1, 400], [32, 400]]. null:
-            measured here.
-        draft_ms: milliseconds of a drafting step by expanded nodes, as pairs. null: measured here.
-        sync_ms: of the broadcast at the end of a timestep.
+        width: maximum number of nodes per layer of the tree in flight.
+        children: number of candidates for each node of the tree in flight.
+        layers: layers it grows by per timestep; several (ours) pay if a draft is much faster than a stage.
+        link: network between neighbouring stages.
+        target_ms: milliseconds of the whole target's forward by tokens, as pairs such as [[1, 400], [32,
+            400]]. null: measured on this machine.
+        draft_ms: milliseconds of a draft step by expanded nodes, as pairs. null: measured on this machine.
+        sync_ms: milliseconds of the broadcast at the end of a timestep.
         costs: costs.json of `drafttrain pipeline --calibrate`, in place of target_ms, draft_ms and sync_ms;
-            its stages together are the whole target; `link` comes on top of its messages. null: none.
-        threads: for what is measured here.
+            the sum of its stages is the whole target, and `link` is added to its messages. null: none.
+        threads: number of threads for measurements on this machine.
         out: folder of the results.
     """
 
@@ -270,7 +270,7 @@ class SimulateConfig:
         """Validate all sections.
 
         Raises:
-            UserError: a value out of range, or a curve that is none.
+            UserError: a value out of range, or a malformed curve.
         """
         check_ranges(self)
         check_ranges(self.sampling, "sampling")

@@ -1,4 +1,4 @@
-"""Programs of ranks over `torch.distributed`: every rank is a process, on one machine or several."""
+"""Transport over `torch.distributed`: runs each rank's program in a process, on one machine or several."""
 
 import datetime
 import os
@@ -16,12 +16,12 @@ from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.utils.errors import UserError, brief
 
-# int64 before a message: whether there is one, its numbers, shape and bytes of its states, its time
+# int64 values before a message: whether it has content, count of numbers, shape and bytes of states, time
 HEADER = 6
-DTYPES = {2: torch.bfloat16, 4: torch.float}  # of states, by bytes: native blocks hand on fp32
-ROOM = 1 << 18  # bytes of a message that are received while something is computed; the rest comes after it
+DTYPES = {2: torch.bfloat16, 4: torch.float}  # of states, by bytes per value: native blocks pass on fp32
+ROOM = 1 << 18  # bytes of a message that arrive during computation; the rest is received on demand
 CLOSED, LATE = "the connection was closed", "timed out"
-REASONS = {  # of what gloo and torch's store say, lower case
+REASONS = {  # by texts in errors of gloo and torch's store, in lower case
     "send/recv from rank 0": "rank 0 has given up",  # a barrier's, at other ranks
     "connection closed": CLOSED,
     "connection reset": CLOSED,
@@ -33,24 +33,24 @@ REASONS = {  # of what gloo and torch's store say, lower case
 
 
 class LostRank(UserError):
-    """Another rank cannot be heard of any more: no mistake in a recipe."""
+    """Error of a lost connection to another rank, which is no mistake in a recipe."""
 
 
 class Channel:
-    """The messages of one of several programs that a rank runs at the same time, each in a thread.
+    """Messages of one of the programs that a rank runs at the same time, each in a thread.
 
-    Sends go on while the next layer is computed: a message is kept until it is known to have been taken. A
-    rank that has once been heard of is listened to from then on, so that its next message comes in the
-    meantime as well.
+    Sends overlap with computing the next layer: a message is kept until it is known to have been received.
+    After a rank's first message a receive for its next one is always posted, so that this overlaps with
+    computing as well.
 
     Args:
         tag: of the channel, the same on all ranks.
-        link: of a slower network in place of this machine's, for ranks that share a clock; None: none.
+        link: simulates a slower network, for ranks that share a clock; None: does not.
     """
 
     def __init__(self, rank: int, world_size: int, tag: int, link: Link | None):
         self.rank, self.world_size, self.tag, self.link = rank, world_size, tag, link
-        self.ahead = 2 * (world_size + 4)  # parts of messages to a rank that may not have been taken yet
+        self.ahead = 2 * (world_size + 4)  # limit of message parts in flight to a rank
         self._sending: dict[int, deque[dist.Work]] = {}  # by destination; each keeps its message
         self._listening: dict[int, tuple[dist.Work, torch.Tensor]] = {}  # by source, with the buffer
 
@@ -60,7 +60,7 @@ class Channel:
         Raises:
             LostRank: another rank is gone.
         """
-        self._settle(0)  # what the program before has sent has been taken by its end
+        self._settle(0)  # messages of the previous program have been received by its end
         answer = None
         while True:
             try:
@@ -103,15 +103,15 @@ class Channel:
 
     @staticmethod
     def _hold(sent: int, seconds: float | None) -> None:
-        """Wait until a message that was sent at this time has been on its way for as long as is declared."""
+        """Wait until the declared seconds have passed since a message was sent, at this time in ns."""
         if seconds is not None:
             time.sleep(max(0.0, sent / 1e9 + seconds - time.monotonic()))
 
     def _post(
         self, to: Sequence[int], is_there: int, numbers: torch.Tensor, x: torch.Tensor | None = None
     ) -> None:
-        """Send numbers int64 [n] and states [rows, width] to ranks; states in bf16 stay so, others are sent
-        in fp32."""
+        """Send numbers int64 [n] and states [rows, width] to ranks; bf16 states are sent in bf16, others in
+        fp32."""
         x = torch.zeros(0, 0) if x is None else x
         x = x if x.dtype in DTYPES.values() else x.float()
         header = torch.tensor([is_there, len(numbers), *x.shape, x.itemsize, time.monotonic_ns()])  # [HEADER]
@@ -124,8 +124,8 @@ class Channel:
         self._settle(self.ahead)
 
     def _settle(self, kept: int) -> None:
-        """Forget all messages to each rank but the last parts, as many as are to be kept. gloo knows that one
-        is gone only when it is waited for."""
+        """Wait for the oldest message parts to each rank until only `kept` are in flight: gloo notices that
+        one has been sent only when it is waited for."""
         for rank, works in self._sending.items():
             with lost_ranks(self.rank, f"send to rank {rank}"):
                 while len(works) > kept:
@@ -152,7 +152,7 @@ class Channel:
         return header, numbers.view(torch.long), x.view(DTYPES[item]).view(rows, width)
 
     def finish(self) -> None:
-        """Wait until everything sent has been taken; a last message to each rank ends its listening."""
+        """Wait until all messages have been received; a last one to each rank ends its listening."""
         self._send(list(self._sending), None)
         for source, (work, _) in self._listening.items():
             with lost_ranks(self.rank, f"hear from rank {source}"):
@@ -161,10 +161,10 @@ class Channel:
 
 
 class Ranks:
-    """This process's connection to the others.
+    """Connection of this process to all other ranks.
 
     Args:
-        timeout_s: seconds after which a rank that is not heard of counts as lost.
+        timeout_s: seconds without an expected message after which a rank counts as lost.
         link: as `Channel` takes it.
     """
 
@@ -196,15 +196,15 @@ class Ranks:
         return self._channels[tag]
 
     def meet(self, seconds: float) -> None:
-        """Wait until all ranks are here, for longer than for a message: some load more than others."""
+        """Wait up to `seconds` for all ranks, longer than for a message: some load more than others."""
         with lost_ranks(self.rank, "meet the others, which load their weights"):
             dist.monitored_barrier(timeout=datetime.timedelta(seconds=seconds))
 
     def agree(self, what: str, fingerprint: str) -> None:
-        """Compare something between all ranks; each of them has the same outcome.
+        """Require that all ranks have the same fingerprint (hexadecimal); all of them raise or none does.
 
         Raises:
-            UserError: it differs from that of rank 0 at some rank.
+            UserError: some rank's fingerprint differs from that of rank 0.
         """
         own = [int(fingerprint[i : i + 8], 16) for i in range(0, len(fingerprint), 8)]  # hexadecimal digits
         first, *others = self.gather(own)
@@ -215,21 +215,21 @@ class Ranks:
             )
 
     def first(self, numbers: Sequence[int]) -> list[int]:
-        """Return what rank 0 has, of as many numbers."""
+        """Return the numbers of rank 0; all ranks pass equally many."""
         values = torch.tensor(list(numbers))
         with lost_ranks(self.rank, "hear from rank 0"):
             dist.broadcast(values, 0)
         return values.tolist()
 
     def total(self, numbers: Sequence[int]) -> list[int]:
-        """Return the sums over all ranks."""
+        """Return the sum of each number over all ranks."""
         sums = torch.tensor(list(numbers))
         with lost_ranks(self.rank, "add up with the others"):
             dist.all_reduce(sums)
         return sums.tolist()
 
     def gather(self, numbers: Sequence[float]) -> list[list[float]]:
-        """Return the numbers of all ranks, equally many of each."""
+        """Return the numbers of all ranks, by rank; all pass equally many."""
         own = torch.tensor(list(numbers), dtype=torch.double)
         parts = [torch.zeros_like(own) for _ in range(self.world_size)]
         with lost_ranks(self.rank, "hear from all others"):
@@ -241,7 +241,7 @@ class Ranks:
         dist.destroy_process_group()
 
     def close(self) -> None:
-        """End the connection once everything sent has been taken."""
+        """End the connection once all messages have been received."""
         with lost_ranks(self.rank, "end with the others"):
             for tag in sorted(self._channels):  # threads have made them in any order
                 self._channels[tag].finish()
@@ -250,7 +250,7 @@ class Ranks:
 
 
 class lost_ranks:
-    """Turn what torch raises when a rank is gone into one line.
+    """Context in which torch's errors about a lost rank become a `LostRank` of one line.
 
     Args:
         what: what this rank waits for.

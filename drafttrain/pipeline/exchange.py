@@ -1,4 +1,4 @@
-"""Steps of the programs of all modes: encode the prompt, hand flows on, bring states to the drafter."""
+"""Steps of the programs of all modes: prefill, sending flows, bringing tapped states to the drafter."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from drafttrain.pipeline.prediction import PredictionTree
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 
-NOTHING = -2  # in place of a token: not at the last stage
+NOTHING = -2  # in place of a token, at all ranks but the last stage's
 
 
 def is_done(tokens: Sequence[int], request: Request) -> bool:
@@ -22,7 +22,7 @@ def is_done(tokens: Sequence[int], request: Request) -> bool:
 
 
 def prefill(me: Member, request: Request, drafts: bool = True) -> Program:
-    """Encode the prompt, stage after stage; return its first token and, at the drafter, the tree."""
+    """Prefill the prompt, stage after stage; return the first new token and, at the drafter, the tree."""
     found, prompt = NOTHING, torch.tensor(request.tokens)
     out, tapped = yield from _encode(me, prompt)
     if me.is_last:
@@ -36,8 +36,8 @@ def prefill(me: Member, request: Request, drafts: bool = True) -> Program:
 
 
 def send_ahead(me: Member, request: Request) -> Program:
-    """Encode all but the last token of the prompt, stage after stage; return at the drafter the tree that
-    begins at that token, before the stages after this one have encoded anything."""
+    """Prefill all but the last token of the prompt, stage after stage. Return, at the drafter, the tree whose
+    root is that token, without waiting for the stages after this one."""
     *begin, root = request.tokens
     prompt = torch.tensor(begin)
     yield from _encode(me, prompt)
@@ -66,7 +66,7 @@ def _encode(me: Member, prompt: torch.Tensor) -> Program:
 def _tree(
     me: Member, request: Request, prompt: torch.Tensor, tapped: torch.Tensor | None, root: int
 ) -> PredictionTree | None:
-    """Return the tree after a prompt at the drafter, None elsewhere.
+    """Prefill the drafter and return the prediction tree after the prompt; None at other ranks.
 
     Args:
         tapped: the target's states at the prompt [n, K · H].
@@ -80,7 +80,7 @@ def _tree(
 
 
 def give(me: Member, to: int, flow: Flow | None, source: int, seq: int) -> Program:
-    """Send a flow from a node to the rank of the next one, in a timestep."""
+    """Send a node's flow to the rank of the next node in a timestep, and log it."""
     started = me.clock()
     yield Send(to, flow)
     if flow is not None:
@@ -88,7 +88,7 @@ def give(me: Member, to: int, flow: Flow | None, source: int, seq: int) -> Progr
 
 
 def take(me: Member, rank: int, source: int, seq: int) -> Program:
-    """Return the flow that a node, which is on this rank, sends in a timestep."""
+    """Receive and return the flow that node `source`, at `rank`, sends in a timestep, and log it."""
     started = me.clock()
     flow = yield Receive(rank)
     if flow is not None:
@@ -97,7 +97,7 @@ def take(me: Member, rank: int, source: int, seq: int) -> Program:
 
 
 def collect(me: Member, tapped: torch.Tensor | None) -> Program:
-    """Send tapped states [m, taps · H] to the drafter; there return those of all blocks that it reads."""
+    """Send tapped states [m, taps · H] to the drafter; at the drafter, return those of all ranks joined."""
     ranks, drafter = me.tap_ranks, me.layout.drafter
     if me.rank in ranks and me.rank != drafter:
         yield Send(drafter, Flow(torch.zeros(0), torch.zeros(0), tapped))

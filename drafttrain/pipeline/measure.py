@@ -1,7 +1,7 @@
-"""Measure a pipeline on its own ranks: what `simulate.py` has to know of its machines.
+"""Measurements of a pipeline on its ranks: the costs that `simulate.py` needs.
 
 Stages are timed while all of them work, as in `pipedec`, and while the others wait, as in `pp` and `stpp`:
-ranks of one machine share its memory. What a timestep takes besides computing comes from decoding.
+ranks of one machine share its memory. What a timestep takes besides computing is measured by decoding.
 """
 
 import statistics
@@ -24,31 +24,31 @@ from drafttrain.utils.errors import UserError
 
 SIZES = (1, 2, 3, 4, 6, 8, 16, 32)  # tokens
 CONTEXT, ROUNDS, WARM_UP = 128, 7, 2
-NO_TOKEN = -1  # none of the drafter's: a tree that goes on after it begins again
+NO_TOKEN = -1  # no token of the drafter: advancing a tree by it is a miss, which restarts the tree
 Work = tuple[
     Callable[[int], None], Callable[[int], None]
-]  # what precedes the timing of a size, what is timed
+]  # untimed preparation for a size, timed work of a size
 
 
 @dataclass
 class PipelineCosts:
-    """Seconds of a pipeline's parts.
+    """Measured seconds of a pipeline's parts.
 
     Attributes:
-        sizes: numbers of tokens.
+        sizes: numbers of tokens that are measured.
         groups: of each group of stages by tokens while all ranks work, [groups][sizes].
         alone: the same while the others wait, all in turn.
         judging: the last group with the logits of all tokens, while the others wait, [sizes].
-        draft: a drafting step by expanded nodes while all ranks work, [sizes].
+        draft: a draft step by expanded nodes while all ranks work, [sizes].
         draft_alone: the same while the others wait.
         hop: a message between neighbours by tokens, [sizes].
-        broadcast: of a token to all ranks.
-        sync: of a timestep besides blocks and drafting of the slowest rank, the mean over decoded prompts.
+        broadcast: the broadcast of a token to all ranks.
+        sync: a timestep without the blocks and drafting of its slowest rank, the mean over decoded prompts.
         beside: whether the drafter is on the first stage's rank.
-        waiting: of a timestep besides what the busiest group or the drafter computes, head and growing
-            included: the broadcast, the update of trees and caches, and sending.
-        round: of a round with a static tree besides what drafter and stages compute: messages, acceptance,
-            and the drafter's reading of the path.
+        waiting: a timestep without all computing (head and tree growth included) of its busiest group or
+            drafter: the broadcast, the update of trees and caches, and sending.
+        round: a round with a static tree without the computing of drafter and stages: messages, acceptance,
+            and the drafter's update with the path.
     """
 
     sizes: list[int]
@@ -65,7 +65,7 @@ class PipelineCosts:
     round: float = 0.0
 
     def machines(self, mode: str) -> Machines:
-        """Describe the machines for a mode."""
+        """Return the machines with which to simulate a mode."""
         if mode == "pipedec":  # what is sent is part of the timestep's end
             links = [lambda tokens: 0.0] * (len(self.groups) - 1)
             groups = [self._curve(one) for one in self.groups]
@@ -79,28 +79,28 @@ class PipelineCosts:
 
     @property
     def end(self) -> float:
-        """Return the seconds of a timestep besides what the curves of groups and drafter have."""
-        return self.waiting or self.sync  # earlier versions measured the second alone
+        """Return the seconds of a timestep that the curves of groups and drafter do not include."""
+        return self.waiting or self.sync  # earlier versions measured only `sync`
 
     def target(self) -> CostCurve:
-        """Return seconds of all groups together by tokens."""
+        """Return the seconds of the whole target by tokens: those of all groups together."""
         return self._curve([sum(one) for one in zip(*self.groups)])
 
     def drafter(self) -> CostCurve:
-        """Return seconds of a drafting step by nodes."""
+        """Return the seconds of a draft step by expanded nodes."""
         return self._curve(self.draft)
 
     def _curve(self, seconds: Sequence[float]) -> CostCurve:
-        rising = [max(seconds[: i + 1]) for i in range(len(seconds))]  # a machine's noise may let it fall
+        rising = [max(seconds[: i + 1]) for i in range(len(seconds))]  # noise may make measured times fall
         return CostCurve(self.sizes, rising)
 
 
 @torch.no_grad()
 def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) -> PipelineCosts:
-    """Measure a pipeline; all ranks call it.
+    """Measure the parts of a pipeline; all ranks must call it.
 
     Args:
-        requests: to be decoded for `sync`.
+        requests: prompts to decode for `sync`, `waiting` and `round`.
         hidden: size of the target's states.
     """
     stage, judge, draft = (
@@ -161,8 +161,8 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
 def times(
     ranks: Ranks, work: Work | None, sizes: Sequence[int] = SIZES, in_turn: Sequence[int] = ()
 ) -> list[float]:
-    """Return this rank's median seconds by size, 0 without work; all ranks begin together, or those of
-    `in_turn` one after the other, as in `pp`: what one left in the caches the next one drives out."""
+    """Return this rank's median seconds by size, 0 without work. All ranks start together, or those of
+    `in_turn` one after the other, as in `pp`, where each evicts what the one before left in the caches."""
     taken: dict[int, list[float]] = {size: [] for size in sizes}
     for turn in range(WARM_UP + ROUNDS):
         for size in sizes:
@@ -180,8 +180,8 @@ def times(
 
 
 def stage_work(me: Member, hidden: int, judges: bool = False, sizes: Sequence[int] = SIZES) -> Work | None:
-    """Return a forward of a stage over some nodes below a root; at the last one with a token, or with the
-    logits of all nodes."""
+    """Return the work of a stage: a forward over a root and its children, `size` nodes; at the last stage
+    also picking a token or, if it `judges`, the logits of all nodes. None without a stage."""
     if me.stage is None:
         return None
     stage, request = me.stage, Request([], 0)
@@ -202,7 +202,7 @@ def stage_work(me: Member, hidden: int, judges: bool = False, sizes: Sequence[in
 
 
 def draft_work(me: Member, hidden: int, sizes: Sequence[int] = SIZES) -> Work | None:
-    """Return a drafting step over a layer of some nodes."""
+    """Return the work of a draft step over a layer of `size` nodes; None without a drafter."""
     if me.drafter is None:
         return None
     tapped = torch.zeros(CONTEXT, len(me.taps) * hidden, dtype=me.drafter.dtype)
@@ -228,8 +228,8 @@ def draft_work(me: Member, hidden: int, sizes: Sequence[int] = SIZES) -> Work | 
 
 
 def _hops(me: Member, ranks: Ranks, hidden: int) -> list[float]:
-    """Return the seconds of a message from the first stage to the second, half of those to and fro; zeros at
-    other ranks and for a single stage."""
+    """Return the seconds of a message from the first stage to the second, by size: half of a round trip;
+    zeros at other ranks and for a single stage."""
     stages = me.layout.stages
     if len(stages) < 2 or me.rank not in stages[:2]:
         return [0.0] * len(SIZES)
@@ -264,9 +264,9 @@ def _broadcast(me: Member, ranks: Ranks) -> float:
 
 
 def _ends(me: Member, ranks: Ranks, request: Request) -> list[tuple[float, float]]:
-    """Decode a prompt; return the seconds of each timestep but the first, besides what the slowest rank
-    computed by blocks and drafter, and besides what the busiest group or a drafter alone did, heads and
-    growing included."""
+    """Decode a prompt; return for each timestep but the first and the last its seconds without the blocks and
+    drafting of the slowest rank, and without all computing of the busiest group or drafter, heads and tree
+    growth included."""
     output = ranks.channel().run(pipedec(me, request))
     follows = follows_prompt(bool(me.taps), request.tokens)
     first = len(me.layout.groups) if follows else 1  # before it nobody waits for all others
@@ -288,8 +288,8 @@ def _ends(me: Member, ranks: Ranks, request: Request) -> list[tuple[float, float
 
 
 def _rounds(me: Member, ranks: Ranks, request: Request) -> list[float]:
-    """Decode a prompt with static trees; return the seconds of each round but the first and the last, besides
-    what drafter and stages computed one after the other."""
+    """Decode a prompt with static trees; return the seconds of each round but the first and the last, without
+    the computing of drafter and stages, one after the other."""
     output = ranks.channel().run(stpp(me, request))
     each = len(me.layout.groups)  # timesteps of a round
     computed, ended = ([0.0] * (output.timesteps // each + 1) for _ in range(2))
@@ -309,5 +309,5 @@ def _states(tokens: bool, n: int, hidden: int) -> torch.Tensor:
 
 
 def _star(size: int, x: torch.Tensor | None) -> Flow:
-    """Return a root with children, with states x [size, H]."""
+    """Return a flow of `size` nodes, a root and its children, with states x [size, H]."""
     return Flow(torch.arange(size), torch.tensor([-1] + [0] * (size - 1)), x)

@@ -1,4 +1,4 @@
-"""A rank of a pipeline, its place among the others, and what it is asked for and returns."""
+"""A rank of a pipeline, its place in the layout, and the requests, outputs and tasks of a run."""
 
 import threading
 import time
@@ -20,12 +20,12 @@ from drafttrain.trees.interface import TreePolicy
 
 @dataclass(frozen=True)
 class Layout:
-    """Who does what.
+    """Assignment of ranks to groups of stages and to the drafter.
 
     Attributes:
         groups: ranks that work on one layer of the tree, one after the other, from the first blocks to the
             last; every rank is in one group, but for a drafter that is alone.
-        drafter: rank that drafts, alone or beside a stage.
+        drafter: rank that drafts, alone or together with a stage.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -33,39 +33,39 @@ class Layout:
 
     @property
     def stages(self) -> list[int]:
-        """Ranks with blocks, in order."""
+        """Return the ranks with blocks, in order."""
         return [rank for group in self.groups for rank in group]
 
     def before(self, rank: int) -> int | None:
-        """Return the stage before this one, None for the first."""
+        """Return the rank of the stage before this one, None for the first."""
         place = self.stages.index(rank)
         return self.stages[place - 1] if place else None
 
     def after(self, rank: int) -> int | None:
-        """Return the stage after this one, None for the last."""
+        """Return the rank of the stage after this one, None for the last."""
         place = self.stages.index(rank) + 1
         return self.stages[place] if place < len(self.stages) else None
 
     def begins(self, rank: int) -> bool:
-        """Return whether this is the first of its group."""
+        """Return whether this rank is the first of its group."""
         return any(group[0] == rank for group in self.groups)
 
     def ends(self, rank: int) -> bool:
-        """Return whether this is the last of its group."""
+        """Return whether this rank is the last of its group."""
         return any(group[-1] == rank for group in self.groups)
 
 
 @dataclass
 class Request:
-    """One prompt.
+    """A prompt to decode, with its limits and the sizes of trees.
 
     Attributes:
         tokens: of the prompt.
         max_new_tokens: limit of the output.
         stop: tokens that end it.
         sampling: how tokens are drawn.
-        width, children: of the prediction tree.
-        depth: layers of a static tree at most.
+        width, children: nodes per layer of the prediction tree, and candidates per node.
+        depth: maximum depth of a static tree.
         layers: that the prediction tree grows by in a timestep.
     """
 
@@ -81,15 +81,15 @@ class Request:
 
 @dataclass
 class Output:
-    """The outcome at a rank.
+    """The result of a request, as a rank has it.
 
     Attributes:
         tokens: emitted.
-        judged: how many of them were looked for in the tree: not the first one, unless the tree follows the
-            prompt, nor in mode pipedec the last one, nor in mode stpp one after the deepest layer.
+        judged: how many of them could be hits: not the first one, unless the tree follows the prompt, nor in
+            mode pipedec the last one, nor in mode stpp one after the deepest layer.
         hits: how many of these were in the tree when they left the last stage.
-        timesteps: after the prompt has left the last stage.
-        seconds: after the prompt and the first token.
+        timesteps: number of timesteps after the prompt has left the last stage.
+        seconds: of decoding after the prompt and the first token.
     """
 
     tokens: list[int]
@@ -101,11 +101,11 @@ class Output:
 
 @dataclass
 class Pace:
-    """A declared time for which a device is held, in place of that of this machine.
+    """Declared times of a device's work, which simulate a slower device than this machine.
 
     Attributes:
-        seconds: that a piece of work takes by its tokens; None: as long as it does here.
-        held, late: how many pieces there were, and how many took longer than declared.
+        seconds: declared seconds of a piece of work by its tokens; None: as long as it takes here.
+        held, late: number of paced pieces of work, and how many took longer than declared.
     """
 
     seconds: Callable[[int], float] | None = None
@@ -126,7 +126,7 @@ class Pace:
         return cls(_always(config.draft_ms))
 
     def wait(self, started: float, tokens: int = 1) -> None:
-        """Sleep until a piece of work over some tokens that was started then may end."""
+        """Sleep until the declared time of a piece of work over `tokens` has passed since `started`."""
         if self.seconds is None:
             return
         left = started + self.seconds(tokens) - time.perf_counter()
@@ -140,7 +140,7 @@ def _always(ms: float | None) -> Callable[[int], float] | None:
 
 
 class Task(NamedTuple):
-    """Something that a rank has done, as the paper's tuples (Appendix B) with times: computing (C, type,
+    """A logged task of a rank, as the paper's tuples (Appendix B) with times: computing (C, type,
     node, timestep), the sending or the receiving half of a transfer (T, source, destination, timestep), or
     the end of a timestep (V, finish, node, timestep). The drafter is node 0, the i-th stage node i.
 
@@ -165,12 +165,12 @@ class Member:
     """A rank: its blocks, its drafter, or both.
 
     Attributes:
-        stage_pace, draft_pace: of its stage and of a drafting step.
-        log: what it has done for the last request in mode pipedec, and its computing in mode stpp.
+        stage_pace, draft_pace: declared times of its stage and of a draft step.
+        log: tasks of the last request: all in mode pipedec, prefill and computing in mode stpp.
         clock: seconds, the same for all ranks of a machine.
-        device: held while something is computed: members of several requests share it.
+        device: lock held during computing, which members of several requests share.
         policy: how static trees grow, for `stpp`.
-        taps: blocks whose states the drafter reads, and the rank that each of them is on.
+        taps: blocks whose states the drafter reads, each with the rank that holds it.
         room: tokens of the longest sequence, drafts included.
     """
 
@@ -189,13 +189,13 @@ class Member:
     device: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def twin(self) -> "Member":
-        """Return a member for another request at the same time: weights, paces and device are shared."""
+        """Return a member for another request at the same time, with the same weights, paces and device."""
         stage = None if self.stage is None else Stage(self.stage.part, self.stage.room)
         return replace(self, stage=stage, log=[])
 
     @property
     def node(self) -> int:
-        """The number of its stage from 1 on; 0 without one."""
+        """Return the number of its stage, from 1 on; 0 without a stage."""
         return 0 if self.stage is None else self.layout.stages.index(self.rank) + 1
 
     def done(self, kind: str, what: str | int, node: int, seq: int, start: float) -> None:
@@ -204,7 +204,7 @@ class Member:
 
     @property
     def tap_ranks(self) -> list[int]:
-        """Ranks that send states to the drafter, in the order of their blocks."""
+        """Return the ranks that send states to the drafter, in the order of their blocks."""
         return sorted({rank for _, rank in self.taps}, key=self.layout.stages.index)
 
     @property
@@ -212,7 +212,7 @@ class Member:
         return self.rank == self.layout.stages[-1]
 
     def pick(self, state: torch.Tensor, request: Request, position: int) -> int:
-        """Return the target's token after a state [H], at this position of the output; NOT_FINITE for NaN."""
+        """Return the target's token after a state [H] at a position of the output; NOT_FINITE for NaN."""
         logits = self.stage.part.logits(state[None])[None]  # [1, 1, V]
         place = torch.tensor([[position]])
         token = int(Sampler([request.sampling]).pick(logits.float(), place))

@@ -1,4 +1,4 @@
-"""How fast a pipeline would be, by the number of its stages: real hits and simulated time.
+"""Predicted speed of a pipeline by its number of stages, from real hits and simulated time.
 
 Texts are decoded once. Trees in flight and static trees are then grown against them for any number of stages,
 and their time is simulated for given machines.
@@ -51,7 +51,7 @@ class Row:
     """Seconds per token of a pipeline with some number of stages.
 
     Attributes:
-        single: of one process with the whole target and no messages, with its fastest static tree.
+        single: of one process with the whole target, its fastest static tree and no messages.
         hit_rate: of the tree in flight.
         static: width and depth of the fastest static tree in the pipeline.
     """
@@ -82,7 +82,7 @@ def known_texts(
 def encoded(
     target: FrozenTarget, taps: Sequence[int], prompts: Iterable[Sequence[int]], answers: Iterable[list[int]]
 ) -> Iterator[KnownText]:
-    """Yield texts with the target's states at blocks `taps`, as a drafter reads them."""
+    """Yield texts with the tapped states of the target's blocks `taps`, as a drafter reads them."""
     target.tap(taps)
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([[*prompt, *answer]], device=target.device)  # [1, n]
@@ -93,14 +93,14 @@ def encoded(
 
 
 def machines(stages: int, target: CostCurve, draft: CostCurve, link: Link, sync: float) -> Machines:
-    """Return equal stages of a target whose whole forward takes `target` seconds by tokens."""
+    """Return machines with equal stages of a target whose whole forward takes `target` seconds by tokens."""
     share = CostCurve(target.sizes, tuple(seconds / stages for seconds in target.seconds))
     return Machines([share] * stages, [link] * (stages - 1), draft, sync)
 
 
 def sent_bytes(target: FrozenTarget) -> int:
-    """Return the bytes of a token's states as ranks with this target's blocks send them: those of native
-    blocks are in fp32."""
+    """Return the bytes that ranks of this target send per token: its hidden state, in fp32 if blocks are
+    native, else in the target's dtype."""
     return (4 if target.native else target.dtype.itemsize) * target.hidden_size
 
 

@@ -1,4 +1,4 @@
-"""A range of a target's blocks, loaded alone: what one stage of a pipeline holds of it.
+"""Part of a target for one stage of a pipeline: a range of its blocks, loaded without the others.
 
 The part is the same architecture with fewer blocks, so transformers' own modules run it, or the native
 library where it knows them. The first part has the embeddings, the last one the final norm and the head (a
@@ -42,18 +42,18 @@ from drafttrain.utils.files import read_json, require_file
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SAMPLES, SAMPLE = 64, 4096  # places in each file of weights that ranks compare, and bytes of each
-NEEDED = ("layers", "embed_tokens", "norm", "rotary_emb")  # by these names a model is cut
+NEEDED = ("layers", "embed_tokens", "norm", "rotary_emb")  # attributes that a model needs to be cut
 
 
 class TargetPart:
-    """Blocks of a frozen target, run over the nodes of a tree after a cache of its own.
+    """Some blocks of a frozen target, run over the nodes of a tree after a KV cache of these blocks.
 
     Args:
         model: the blocks, and the embeddings, norm and head where it has them.
         blocks: their numbers in the whole target.
         n_blocks: of the whole target.
-        taps: numbers in the whole target of blocks whose outputs are wanted; those of other parts are left
-            out. The number of blocks stands for the state after the final norm.
+        taps: numbers in the whole target of blocks whose outputs are tapped; blocks of other parts are
+            ignored. `n_blocks` means the state after the final norm.
     """
 
     def __init__(self, model: PreTrainedModel, blocks: range, n_blocks: int, taps: Sequence[int] = ()):
@@ -79,14 +79,14 @@ class TargetPart:
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """Return the dtype of the states that it hands on."""
+        """Return the dtype of the states that it passes to the next part."""
         return self.dtype if self.native is None else torch.float
 
     def pack(self, shared: Sequence[torch.Tensor] = ()) -> None:
-        """Run natively from now on, where the library knows the architecture.
+        """Switch to the native library, if it supports the architecture.
 
         Args:
-            shared: tensors that others have, too, which stay where they are.
+            shared: tensors that other modules use as well, which are not copied.
         """
         if can_run_natively(self.base, self.config) and make_native(self.base):
             if self.is_last:
@@ -97,7 +97,7 @@ class TargetPart:
 
     @contextmanager
     def unrounded(self) -> Iterator[None]:
-        """Compute in fp32 inside, with the weights as they are; stock modules compute in their dtype."""
+        """Let native layers compute in fp32, with unchanged weights; stock modules keep their dtype."""
         layers = [self.native] if self.native else []
         layers += [self.head] if isinstance(self.head, NativeLinear) else []
         rounds = [layer.round_inputs for layer in layers]
@@ -149,7 +149,7 @@ class TargetPart:
             parts = iter(tapped.split(x.shape[-1], -1))  # [1, n, H] each
             found = [out if tap == self.n_blocks else next(parts) for tap in self.taps]
             return out, torch.cat(found, -1) if found else tapped
-        x = x.to(self.dtype)  # native blocks before these hand on fp32
+        x = x.to(self.dtype)  # native blocks before these pass on fp32
         cache.open_at(slots, view)
         allowed = allowed_slots(cache.lengths, ancestors, view)  # [1, n, view]
         kv_positions = torch.arange(view, device=depths.device)[None]  # [1, view]
@@ -177,7 +177,7 @@ class TargetPart:
         return torch.cat([verified, cache.carried["positions"]], 1)  # [1, view]
 
     def logits(self, final: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of states after the final norm [..., H]; of the last part."""
+        """Return the logits [..., V] of states after the final norm [..., H]; only in the last part."""
         return scale_logits(self.config, self.head(final))
 
 
@@ -225,7 +225,7 @@ def unmap(module: nn.Module, shared: Sequence[torch.Tensor] = ()) -> None:
     memory as long as one tensor of it is used.
 
     Args:
-        shared: tensors of others, which stay where they are.
+        shared: tensors that other modules use as well, which are not copied.
     """
     copies = {(one.data_ptr(), one.shape): one.data for one in shared}
 
@@ -240,8 +240,8 @@ def unmap(module: nn.Module, shared: Sequence[torch.Tensor] = ()) -> None:
 
 
 def sample_hash(folder: Path, weights: str) -> str:
-    """Return a fingerprint of a model's weights: the sizes of its files, which the pattern `weights` finds,
-    with some of their bytes, so that ranks can compare large models at once."""
+    """Return a fingerprint of a model's weights: the sizes and some bytes of the files that match the pattern
+    `weights`, so that ranks can compare large models quickly."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob(weights)):
         size = path.stat().st_size
@@ -275,7 +275,7 @@ def load_shell(place: str, dtype: torch.dtype, embeddings: torch.Tensor | None =
     weights; the blocks stay on disk.
 
     Args:
-        embeddings: of the first stage [V, H], to be shared; None: loaded.
+        embeddings: of the first stage [V, H], which are shared with it; None: they are loaded.
 
     Raises:
         UserError: as `load_part`.
@@ -324,10 +324,10 @@ def part_bytes(place: str, blocks: range, dtype: torch.dtype) -> int:
 
 
 def _text_config(place: str) -> PreTrainedConfig:
-    """Load the config of a target that is nothing but a language model.
+    """Load the config of a target, which must be a language model alone.
 
     Raises:
-        UserError: it is one of several parts.
+        UserError: the language model is one of several parts.
     """
     config = load_config(place)
     if config.get_text_config() is not config:
@@ -341,7 +341,7 @@ def _text_config(place: str) -> PreTrainedConfig:
 def _without_weights(
     place: str, config: PreTrainedConfig, blocks: range, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Return the part's modules on the meta device."""
+    """Return the part's modules on the meta device, without weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(_config_of(config, blocks), dtype=dtype)
     base = model.base_model
@@ -366,7 +366,7 @@ def _config_of(config: PreTrainedConfig, blocks: range) -> PreTrainedConfig:
 
 
 def _source(name: str, prefix: str, first: int) -> str:
-    """Return the name in the whole target's checkpoint of a tensor of the part."""
+    """Return the name that a part's tensor has in the checkpoint of the whole target."""
     found = re.match(rf"({re.escape(prefix)}\.layers\.)(\d+)(\..*)", name)
     return f"{found[1]}{int(found[2]) + first}{found[3]}" if found else name
 

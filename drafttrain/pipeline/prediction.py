@@ -3,7 +3,7 @@ by each token of the target.
 
 A layer has the `width` most probable nodes, by joint log-probability B = M log P, of `children` candidates
 for each node of the layer above. The target's token after the root either is one of the root's children (a
-hit: only what is below that child stays) or is not (a miss: the tree begins again with that token).
+hit: only that child's sub-tree stays) or is not (a miss: the tree begins again with that token).
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ class Layers:
 
 
 class PredictionTree:
-    """A drafter's tree after one sequence. One timestep is `expand`, `advance` for each token of the target,
+    """A drafter's tree for one sequence. One timestep is `expand`, `advance` for each token of the target,
     `grow` and `take`; a drafter that is faster than a stage may `grow` and `expand` before that (ours).
 
     Candidates of the deepest layer are kept when all of its children leave the tree, so that it grows again
@@ -97,14 +97,14 @@ class PredictionTree:
         return True
 
     def take(self) -> Layers | None:
-        """Return the nodes that are new since the last call, None without any: after a restart the root."""
+        """Return the nodes added since the last call, root first after a restart; None without any."""
         first, self._taken = self._taken, self.tree.width
         if first == self._taken:
             return None
         return Layers(self.tree.tokens[0, first:], self.tree.parents[0, first:])
 
     def advance(self, token: int, tapped: torch.Tensor) -> bool:
-        """Go on after the token that the target has emitted after the root; return whether it is a hit.
+        """Move the root to the target's token after it and prune the tree; return whether that was a hit.
 
         Args:
             tapped: the target's tapped states at the root, [1, K·H].
@@ -123,7 +123,7 @@ class PredictionTree:
         return True
 
     def _run(self, nodes: torch.Tensor) -> torch.Tensor:
-        """Return those of the nodes for which the drafter's state has room."""
+        """Return those of the nodes that have slots in the drafter's state."""
         return nodes
 
     def _restart(self, token: int) -> None:
@@ -146,8 +146,8 @@ def follows_prompt(reads_states: bool, prompt: Sequence[int]) -> bool:
 
 
 def draft(tree: PredictionTree, layers: int, max_depth: int) -> Iterator[int]:
-    """Run a timestep's drafting steps, so that the tree can grow by as many layers; yield the nodes that each
-    expands. The last layer is appended when the target has spoken."""
+    """Run the draft steps of a timestep, so that the tree can grow by this many layers; yield how many nodes
+    each expands. The last layer is appended once the target's token is known."""
     for step in range(layers):
         if step and not tree.grow(max_depth):
             return
@@ -156,21 +156,21 @@ def draft(tree: PredictionTree, layers: int, max_depth: int) -> Iterator[int]:
 
 
 def child_of(tree: TokenTree, node: int, token: int) -> int | None:
-    """Return the child of a node with this token, None without one."""
+    """Return the index of a node's child with this token, None without one."""
     found = ((tree.tokens[0] == token) & (tree.parents[0] == node)).nonzero()[:, 0]
     return int(found[0]) if len(found) else None
 
 
 def below(tree: TokenTree, node: int | None) -> torch.Tensor:
-    """Return a node and all nodes below it, int64 [w], ascending; nothing for None."""
+    """Return a node and all nodes below it, int64 [w], in ascending order; an empty tensor for None."""
     if node is None:
         return tree.tokens.new_zeros(0)
     return tree.ancestors()[0, :, node].nonzero()[:, 0]
 
 
 def sub_tree(tree: TokenTree, keep: torch.Tensor) -> TokenTree:
-    """Return the nodes that `below` has found as a tree of their own, in the same order: depths and joint
-    log-probabilities count from the first, the new root (PipeDec, §3.3.4). In a pipeline all wait for it."""
+    """Return the nodes found by `below` as a separate tree, in the same order: depths and joint
+    log-probabilities are relative to the first, its root (PipeDec, §3.3.4). All ranks wait for this."""
     tokens, parents, depths, log_probs, entropies, joint = (
         values.index_select(1, keep)  # [1, w]
         for values in (

@@ -1,4 +1,4 @@
-"""Does the cut target give the logits of the whole one? Asked once, when all ranks have loaded their parts.
+"""Check, once all ranks have loaded their parts, that the cut target gives the whole one's logits.
 
 A small tree after a prefix goes through the stages; the last rank compares its logits with those of
 transformers' own blocks in fp32, which it loads one after the other, so that it never holds more than one.
@@ -48,7 +48,7 @@ def probe(me: Member, ids: torch.Tensor) -> Program:
 
 
 def rounds(me: Member) -> bool:
-    """Return whether this rank rounds states in the probe, to 16 bits."""
+    """Return whether this rank rounds states to 16 bits in the probe."""
     return me.stage is not None and _dtype(me.stage.part) != torch.float
 
 
@@ -56,7 +56,7 @@ def rounds(me: Member) -> bool:
 def whole_logits(
     place: str, ids: torch.Tensor, after_block: Callable[[], None], rounded: torch.dtype
 ) -> torch.Tensor:
-    """Return the logits of the probe [n, V] by the stock blocks in fp32, each loaded for itself.
+    """Return the probe's logits [n, V] from transformers' blocks in fp32, loaded one at a time.
 
     Args:
         rounded: dtype of the stages' weights.
@@ -76,7 +76,7 @@ def whole_logits(
 
 
 def _dtype(part: TargetPart) -> torch.dtype:
-    """Return the dtype in which the probe computes: stock modules take their own."""
+    """Return the dtype in which the probe computes: fp32 in native blocks, that of the weights in others."""
     return part.dtype if part.native is None else torch.float
 
 
@@ -92,13 +92,13 @@ def check_cut(
     is_rounded: bool,
     after_block: Callable[[], None] = lambda: None,
 ) -> None:
-    """Compare the logits of the stages with those of the whole target; at the last rank.
+    """Compare the logits of the stages with those of the whole target, at the last rank.
 
     Args:
-        found: None at the others.
+        found: logits of the stages [n, V] at the last rank; None at the others.
         is_rounded: whether any rank rounds (`rounds`).
-        after_block: called at all ranks for each block of the target, by the others as soon as it returns: so
-            that a target that takes long to load counts as no lost rank.
+        after_block: called at all ranks for each block of the target, as they meet there: so a last rank that
+            takes long to load the blocks does not count as lost.
 
     Raises:
         UserError: they differ by more than rounding.

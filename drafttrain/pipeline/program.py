@@ -46,7 +46,7 @@ def pipedec(me: Member, request: Request) -> Program:
         if tree is not None:
             _draft(me, tree, request, output, seq)
         out, count = (yield from _compute(me, flow, seq)), 0
-        if not follows or seq >= groups:  # else nothing leaves, and who waits for the prompt stops nobody
+        if not follows or seq >= groups:  # before, nothing leaves, and no rank waits for a slower prefill
             found, started = [], me.clock()
             if me.is_last and out is not None:
                 found = _leaving(me, out, request, len(output.tokens))
@@ -59,7 +59,7 @@ def pipedec(me: Member, request: Request) -> Program:
             began = me.clock()
         if is_done(output.tokens, request):
             if tree is not None:
-                output.hits += len(left) - 1  # those that others have left the last stage with
+                output.hits += len(left) - 1  # the nodes of all but the last one left, too
             break
         if left and me.stage is not None:
             started, at_roots = me.clock(), []
@@ -76,8 +76,8 @@ def pipedec(me: Member, request: Request) -> Program:
 
 
 def _leaving(me: Member, out: Flow, request: Request, position: int) -> list[int]:
-    """Return the target's tokens after the root that leaves the last stage, and after those of its
-    successors that leave with it.
+    """Return the target's tokens after the root, which leaves the last stage, and after those of its hits
+    that leave with it.
 
     Args:
         position: of the first of them in the output.
@@ -102,8 +102,8 @@ def _grow(
     output: Output,
     seq: int,
 ) -> Program:
-    """Go on after the tokens that have left the last stage (PipeDec, §3.4.3); return the tree's new nodes at
-    the drafter.
+    """Advance the tree by the tokens that have left the last stage and grow it (PipeDec, §3.4.3); return its
+    new nodes at the drafter, None elsewhere.
 
     Args:
         tapped: states at the roots before them [m, taps · H] on this rank.
@@ -134,12 +134,12 @@ def _draft(me: Member, tree: PredictionTree, request: Request, output: Output, s
 
 
 def _max_depth(request: Request, output: Output) -> int:
-    """Return how deep a tree may be: nothing is needed after the last token."""
+    """Return the maximum depth of the tree: no draft is needed after the last token."""
     return request.max_new_tokens - len(output.tokens) - 1
 
 
 def _compute(me: Member, flow: Flow | None, seq: int) -> Program:
-    """Run what has come through this rank's blocks; in a group after the rank before it."""
+    """Run new nodes through this rank's blocks, received from and sent to neighbours within its group."""
     if me.stage is None:
         return None
     if not me.layout.begins(me.rank):
@@ -155,7 +155,7 @@ def _compute(me: Member, flow: Flow | None, seq: int) -> Program:
 
 
 def _transmit(me: Member, out: Flow | None, growing: Program, seq: int) -> Program:
-    """Send what has been computed to the next group, and a new layer to the first; return what has come.
+    """Send computed nodes to the next group and new layers to the first stage; return what is received.
 
     Every other node receives before it sends, so that none is in two transfers at once (Appendix A). A first
     stage with the drafter beside it sends before the tree grows, as the next stage waits.

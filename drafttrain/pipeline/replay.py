@@ -19,7 +19,7 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
 
-_NO_TOKEN, _TOGETHER = -1, 16  # of the nodes about which a drafter is asked at once
+_NO_TOKEN, _TOGETHER = -1, 16  # _TOGETHER: nodes per forward of the drafter
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Timestep:
     Attributes:
         drafted: nodes that each drafting step expands.
         nodes: those that each group runs, from the first group to the last; 0: it rests.
-        tokens: that leave the last group.
-        hits: those of them that were in the tree.
+        tokens: number of tokens that leave the last group.
+        hits: how many of them were in the tree.
     """
 
     drafted: list[int]
@@ -53,12 +53,12 @@ class Trace:
 
     @property
     def tokens(self) -> int:
-        """Tokens that left the last group, the first one among them if the tree follows the prompt."""
+        """Return how many tokens left the last group, with the first if the tree follows the prompt."""
         return sum(step.tokens for step in self.steps)
 
     @property
     def hits(self) -> int:
-        """Those of them that were in the tree."""
+        """Return how many of these tokens were in the tree."""
         return sum(step.hits for step in self.steps)
 
 
@@ -69,9 +69,9 @@ class Round:
     Attributes:
         drafted: nodes that each drafting step expands.
         nodes: nodes that are verified, root included.
-        hits: of its tokens those of the text that were in it.
-        judged: tokens of the text that were looked for in it; the target's own token after a path that
-            reaches the deepest layer was not.
+        hits: number of the text's tokens that were in it.
+        judged: number of the text's tokens that could be hits; the target's token after a path that reaches
+            the deepest layer could not.
     """
 
     drafted: list[int]
@@ -81,8 +81,8 @@ class Round:
 
 
 class _Foreseen(PredictionTree):
-    """A tree whose drafter is not asked about layers that the text is not in: a miss will discard them. Their
-    nodes get candidates that no text has, all equally probable."""
+    """A prediction tree that spares the drafter's forwards over layers without the text's token, which a miss
+    will discard. Their nodes get the candidate -1, which no text has, with equal probabilities."""
 
     ahead: Sequence[int] = ()  # tokens of the text after the root
 
@@ -108,9 +108,9 @@ class _Foreseen(PredictionTree):
 
 
 class _Late(_Foreseen):
-    """For a drafter that reads tokens alone, whose answers do not depend on when it is asked: when a layer is
-    grown, and only about nodes whose children may be among its `width` most probable candidates. A child is
-    no more probable than its parent."""
+    """A lazy tree for a drafter that reads tokens alone, whose output does not depend on when it runs: it
+    runs when a layer is grown, and only over nodes whose children may be among the layer's `width` most
+    probable ones. A child is no more probable than its parent."""
 
     def expand(self) -> int:
         nodes = self.frontier()
@@ -149,14 +149,14 @@ class _Late(_Foreseen):
 
 
 def _foreseen(tapped: torch.Tensor) -> type[_Foreseen]:
-    """Return the tree that spares the most forwards of a drafter that reads these states."""
+    """Return the tree class that spares the most forwards of a drafter that reads these tapped states."""
     return _Foreseen if tapped.shape[1] else _Late
 
 
 class _Counting:
-    """A drafter that notes how many nodes each of its steps expands."""
+    """A wrapped drafter that records how many nodes each draft step expands."""
 
-    grow_natively = None  # it would pass by those steps
+    grow_natively = None  # native growth would bypass the counted steps
 
     def __init__(self, drafter: Drafter):
         self._drafter, self.sizes = drafter, []
@@ -198,7 +198,7 @@ def replay_static(
     children: int,
 ) -> list[Round]:
     """Grow static trees of `depth` layers against a text, each layer as in the tree in flight; arguments as
-    `replay`. Layers that the text is not in have as many nodes, whichever these are."""
+    `replay`. Layers without the text's token have the right number of nodes, not the right nodes."""
 
     def grow(state: Any, root: int, left: int) -> tuple[TokenTree, list[int]]:
         tree = _foreseen(tapped)(drafter, state, root, width, children, tapped.device)
@@ -221,12 +221,12 @@ def _rounds(
     depth: int,
     max_nodes: int,
 ) -> list[Round]:
-    """Grow a tree after each verification.
+    """Replay a text with a new tree after each verification.
 
     Args:
-        grow: returns a tree, and the nodes of each drafting step, by the drafter's state, the root's token
-            and how many tokens of the text follow.
-        depth: layers of a tree at most.
+        grow: takes the drafter's state, the root's token and the number of the text's tokens after it;
+            returns a tree, and how many nodes each draft step expanded.
+        depth: maximum depth of a tree.
     """
     n, rounds, place = len(prompt), [], 0
     state = drafter.new_state(1, n + len(text) + max_nodes)
@@ -249,7 +249,7 @@ def _rounds(
 
 
 def _followed(tree: TokenTree, text: Sequence[int]) -> int:
-    """Return how many tokens of a text, from its first one on, are a path of the tree."""
+    """Return how many tokens at the start of a text are a path below the root of the tree."""
     tokens, parents, node = tree.tokens[0].tolist(), tree.parents[0].tolist(), 0
     for i, token in enumerate(text):
         found = [j for j, above in enumerate(parents) if above == node and tokens[j] == token]
@@ -276,11 +276,11 @@ def replay(
     Args:
         text: tokens after the prompt.
         tapped: the target's tapped states at all tokens of both but the last, [n, K·H].
-        width, children: of the tree.
+        width, children: nodes per layer, and candidates per node.
         layers: that the drafter adds in a timestep.
         skip_lost: run the drafter neither for layers that a miss will discard nor, if it reads tokens alone,
-            for nodes without children, several times faster with many stages. Hits and timesteps are the
-            same; how many nodes of such layers outlive the hits before the miss is not.
+            for nodes without children, which is several times faster with many stages. Hits and timesteps are
+            the same; the number of nodes of such layers that survive the hits before the miss is not.
     """
     follows = follows_prompt(tapped.shape[1] > 0, prompt)
     if follows:

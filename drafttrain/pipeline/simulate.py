@@ -1,5 +1,5 @@
-"""Seconds that a pipeline takes on hardware that is described by numbers: discrete events over drafter,
-stages and links, for one request or several.
+"""Discrete-event simulation of the seconds that a pipeline takes on described hardware (drafter, stages and
+links), for one request or several.
 
 What is computed is taken from a trace of what really happens (`replay.py`) or from an acceptance length; only
 the time is simulated.
@@ -46,9 +46,9 @@ class Machines:
 
     Attributes:
         stages: seconds of each group of stages by the number of tokens, transfers within the group included.
-        links: between them, one fewer: seconds by the number of tokens.
-        draft: seconds of a drafting step by expanded nodes, the transfer to the first stage included.
-        sync: seconds of the end of a timestep, the broadcast above all.
+        links: seconds of each link between neighbours by the number of tokens; one fewer than stages.
+        draft: seconds of a draft step by expanded nodes, the transfer to the first stage included.
+        sync: seconds of the end of a timestep, mostly the broadcast.
         broadcast: seconds of the broadcast of a token in `pp` and `stpp`.
         beside: whether the drafter is on the machine of the first stage, so that one waits for the other.
     """
@@ -78,7 +78,7 @@ class Machines:
 
 @dataclass(frozen=True)
 class Event:
-    """A job that was done.
+    """A simulated job.
 
     Attributes:
         request: its number.
@@ -140,12 +140,12 @@ def timestep_seconds(machines: Machines, drafted: Sequence[int], nodes: Sequence
 
 
 def pipedec_jobs(machines: Machines, trace: Trace) -> Iterator[Job]:
-    """Yield the one job of PipeDec for an output: it has all stages until it ends.
+    """Yield the one job of PipeDec for an output, which occupies all stages until it ends.
 
-    Timesteps beside the prompt cost what they take longer than a group takes for a prompt of one token.
+    Timesteps during the prompt cost only what exceeds a group's seconds for a prompt of one token.
     """
     seconds = sum(timestep_seconds(machines, step.drafted, step.nodes) for step in trace.steps)
-    for group, step in enumerate(trace.beside, 1):  # in which the prompt is meanwhile
+    for group, step in enumerate(trace.beside, 1):  # the group that the prompt is in meanwhile
         least = machines.computing(group, 1)
         least += machines.sending(group, 1) if group < len(machines.links) else 0.0
         taken = timestep_seconds(machines, step.drafted, step.nodes) - machines.sync  # nobody waits
@@ -154,9 +154,9 @@ def pipedec_jobs(machines: Machines, trace: Trace) -> Iterator[Job]:
 
 
 def run(requests: Sequence[Iterable[Job]], at_once: int = 1) -> list[Event]:
-    """Run requests, `at_once` of them together; a resource takes what comes first.
+    """Simulate requests, `at_once` of them together; resources serve jobs first come, first served.
 
-    A request begins when one before it has ended. Its jobs follow each other.
+    A request begins when an earlier one has ended. Its jobs run one after the other.
     """
     jobs = [iter(request) for request in requests]
     free: dict[str, float] = {}

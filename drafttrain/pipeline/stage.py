@@ -2,7 +2,7 @@
 
 Every stage keeps the layers of the tree that have reached it, with their keys and values after the verified
 ones (PipeDec, §3.2: the cache of the model and the cache of the tree). A token of the target commits the root
-everywhere and cuts the tree in the same way everywhere, so nothing but the token has to be sent.
+and prunes the tree in the same way at all stages, so only the token has to be sent.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Flow:
 
 
 class Stage:
-    """Blocks, their cache and their part of the tree, for one sequence at a time.
+    """The blocks of a stage, their KV cache and their part of the tree, for one sequence at a time.
 
     Args:
         room: tokens of the longest sequence, drafts included.
@@ -51,11 +51,11 @@ class Stage:
             dtype: of keys and values; None: that of the weights.
         """
         self.cache = self.part.new_cache(self.room, dtype)
-        self.tree: TokenTree | None = None  # None until the root has come
+        self.tree: TokenTree | None = None  # None until the root has arrived
         self.tapped: torch.Tensor | None = None  # at the tree's nodes [1, n, taps · H]
 
     def prefill(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a prompt and commit it.
+        """Run a prompt through the blocks and commit it to the cache.
 
         Args:
             x: its tokens int64 [n] in the first stage, else its states [n, H].
@@ -85,7 +85,7 @@ class Stage:
         return Flow(flow.tokens, flow.parents, out[0])
 
     def _append(self, flow: Flow) -> None:
-        """Append nodes to the tree, a layer at a time."""
+        """Append nodes to the tree, layer by layer."""
         tokens, parents = flow.tokens, flow.parents
         if self.tree is None:
             self.tree, tokens, parents = TokenTree.root_only(tokens[:1]), tokens[1:], parents[1:]
@@ -110,13 +110,13 @@ class Stage:
         return Flow(flow.tokens, flow.parents, out[0])
 
     def commit(self, path: Sequence[int]) -> None:
-        """Keep the nodes of an accepted path, root first, and forget the others of the tree."""
+        """Commit the nodes of an accepted path, root first, to the cache; drop the tree's other nodes."""
         nodes = torch.tensor([path], device=self.part.device)  # [1, m]
         self.cache.commit(nodes, nodes.new_tensor([len(path)]))
         self.cache.carried.clear()
 
     def advance(self, token: int, out: Flow | None = None) -> Flow | None:
-        """Go on after the target's token after the root: commit the root, cut the tree.
+        """Commit the root, move it to the target's token after it, and prune the tree.
 
         Args:
             out: what this stage has just computed, the deepest layers of its tree.

@@ -1,7 +1,7 @@
 """Messages between ranks, and a transport that steps all ranks in one process, always in the same order.
 
 A rank's program is a generator: it yields its messages and requests, and is sent the answers. So the same
-program runs over `torch.distributed` and, without any, in a test.
+program runs over `torch.distributed` and, in tests, without it.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from drafttrain.pipeline.stage import Flow
 
 @dataclass
 class Send:
-    """Give something to another rank; the sender goes on at once."""
+    """A command to send a flow to another rank; the sender goes on at once."""
 
     to: int
     what: Flow | None
@@ -22,18 +22,18 @@ class Send:
 
 @dataclass
 class Receive:
-    """Wait for a message of another rank; the answer is that."""
+    """A command to wait for a message from another rank, which is the answer."""
 
     source: int
 
 
 @dataclass
 class Broadcast:
-    """Wait until all ranks are here; the answer is the values of the source.
+    """A command for all ranks together, to send the source's values to all; they are the answer.
 
     Attributes:
-        values: of the source; ignored elsewhere.
-        size: how many there are, the same everywhere.
+        values: at the source, what is sent; ignored elsewhere.
+        size: number of values, the same at all ranks.
     """
 
     source: int
@@ -46,10 +46,10 @@ Program = Generator[Command, Any, Any]
 
 
 def run_locally(programs: Sequence[Program]) -> list[Any]:
-    """Run the programs of all ranks alternately and return their results.
+    """Run the programs of all ranks alternately in this process, and return their results.
 
     Raises:
-        RuntimeError: all wait for each other.
+        RuntimeError: all ranks wait for each other.
     """
     mail: dict[tuple[int, int], deque] = {}
     results: dict[int, Any] = {}
@@ -82,7 +82,7 @@ def run_locally(programs: Sequence[Program]) -> list[Any]:
 
 
 def _meet(waiting: dict[int, Command], n_ranks: int, resume) -> None:
-    """Answer a broadcast that all ranks have come to."""
+    """Answer a broadcast that all ranks have reached."""
     commands = list(waiting.values())
     sources = {command.source for command in commands if isinstance(command, Broadcast)}
     if len(commands) < n_ranks or not all(isinstance(c, Broadcast) for c in commands) or len(sources) > 1:

@@ -1,5 +1,5 @@
-"""The sequences of a scheduled run and their texts, the queue in which they wait, and what their work is
-followed by."""
+"""State of a scheduled run: its sequences (branches) and their texts, the queues between drafting and
+verifying, and hooks that run after each piece of work."""
 
 import threading
 from collections import deque
@@ -15,8 +15,8 @@ from drafttrain.inference.text import OutputText
 from drafttrain.reasoning.interface import Answer
 from drafttrain.trees.tree import TokenTree
 
-PATIENCE = 300.0  # seconds without a draft or a verdict after which a run has got stuck
-POLL = 0.2  # seconds: how soon waiting threads notice Ctrl-C
+PATIENCE = 300.0  # seconds without a new draft or verification after which a run counts as stuck
+POLL = 0.2  # seconds between wake-ups of waiting threads, so that they notice Ctrl-C
 
 
 @dataclass(eq=False)
@@ -25,11 +25,11 @@ class Branch:
 
     Attributes:
         row: its request and output.
-        session: of this sequence alone; None once it has ended.
+        session: KV cache and proposer state of this sequence alone; None once it has ended.
         accept: its acceptance rule.
-        tree: its draft; None while it has none.
-        verified: the verdict that its proposer has not had yet.
-        error: why it ended, if it could not go on.
+        tree: its latest draft tree; None before the first one and once it has ended.
+        verified: the verification that its proposer has not been updated with yet, if any.
+        error: why it failed; None if it has not.
         stats: of this sequence alone.
         is_drafted: whether it gets drafts.
     """
@@ -50,16 +50,16 @@ class Branch:
         return self.row.finish_reason is None and self.error is None
 
     def free(self) -> None:
-        """Let go of what only a branch that goes on needs: some megabytes, and many prompts may follow."""
+        """Release what an ended branch no longer needs: some megabytes, and many prompts may follow."""
         self.session = self.tree = self.verified = None
         self.row.request = replace(self.row.request, prompt_ids=())
 
     def count(self, step: DecodeStats, emitted: int) -> None:
-        """Add a step to the statistics. Where a stop text has ended the row within what it emitted, the
-        tokens after it never were.
+        """Add a step to the statistics. If a stop text has ended the row within this step, tokens after the
+        stop text are removed from the output and not counted.
 
         Args:
-            emitted: tokens of the step, before the row was cut.
+            emitted: tokens that the step emitted, before the row was cut at a stop text.
         """
         row, kept = self.row, len(self.row.tokens)
         if kept < emitted:
@@ -72,16 +72,16 @@ class Branch:
         self.stats += step
 
     def fail(self, error: BaseException) -> None:
-        """End it with the reason."""
+        """Record an error as the reason why the branch ends."""
         self.error = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 @dataclass
 class AnswerText:
-    """The answer of a call so far.
+    """The answer to a call, as far as it has been decoded.
 
     Attributes:
-        number: of the call.
+        number: of the call, in the order in which calls were made.
     """
 
     number: int
@@ -95,7 +95,7 @@ class AnswerText:
         self.tokens += row.tokens
 
     def answer(self, branch: Branch) -> Answer:
-        """Return the answer of a branch that has ended."""
+        """Return the complete answer, given its branch, which has ended."""
         reason, error = branch.row.finish_reason or "", branch.error
         if reason == "not_finite":
             error = "the target's logits are not finite"
@@ -103,8 +103,8 @@ class AnswerText:
 
 
 class Rounds:
-    """The queue between drafting and verifying (Algorithm 2's deque Q and label map γ): branches wait to
-    draft, in order, then with a draft to be verified, in order. Safe between threads.
+    """Thread-safe FIFO queues between drafting and verifying (Algorithm 2's deque Q and label map γ):
+    branches wait in `to_draft` for a draft, then in `ready` for its verification.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Rounds:
         self.changed = threading.Condition()
 
     def close(self) -> None:
-        """Let all threads that wait go."""
+        """Wake all waiting threads; from now on `take` returns an empty list."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -128,10 +128,10 @@ class Rounds:
             self.changed.notify_all()
 
     def take(self, queue: deque[Branch], everything: bool, patience: float = PATIENCE) -> list[Branch]:
-        """Take the first branch of a queue, or all; wait for one. None are there once the rounds are closed.
+        """Remove and return the first branch of a queue, or all; wait for one. Empty once closed.
 
         Raises:
-            RuntimeError: nothing has moved for `patience` seconds.
+            RuntimeError: no branch has been queued for `patience` seconds.
         """
         with self.changed:
             waited, seen = 0.0, self.changes
@@ -150,14 +150,14 @@ class Rounds:
 
 
 class Pace:
-    """Called between a piece of work and its result; does nothing by default. Paced runs hold a device here,
-    and tests decide who is first."""
+    """Hooks that run between a piece of work and the use of its result; they do nothing by default. Paced
+    runs sleep here to simulate slower devices, and tests control the order of events."""
 
     def prefilled(self, began: float, tokens: int) -> None:
-        """Follow a forward of the target over this many tokens of prompts, before the drafter reads them."""
+        """Run after a target forward over this many prompt tokens, before the drafter's prefill."""
 
     def drafted(self, began: float, branches: Sequence[Branch]) -> None:
-        """Follow a draft that began at this time of the timeline's clock."""
+        """Run after drafting for branches, which began at this time of the timeline's clock."""
 
     def verified(self, began: float, trees: Sequence[TokenTree]) -> None:
-        """Follow a forward of the target over these trees, before acceptance (on a GPU after it)."""
+        """Run after a target forward over these trees, before acceptance (on a GPU after it)."""

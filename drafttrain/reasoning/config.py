@@ -11,12 +11,12 @@ from drafttrain.utils.ranges import check_ranges, setting
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How tokens are drawn.
+    """How tokens are sampled.
 
     Attributes:
-        temperature: 0 is greedy: all thoughts of a state are equal then.
-        top_p: the smallest set of most probable tokens that together have this probability.
-        top_k: at most this many of the most probable tokens. null: all.
+        temperature: 0 is greedy decoding, with which all thoughts of a state are equal.
+        top_p: sample from the smallest set of most probable tokens whose probabilities add up to this.
+        top_k: sample from at most this many of the most probable tokens. null: from all.
     """
 
     temperature: float = setting(1.0, ge=0)
@@ -29,14 +29,14 @@ class SearchConfig:
     """How a tree of thoughts grows.
 
     Attributes:
-        thoughts: generated from each state that is expanded.
-        breadth: states of a level that are expanded, in `bfs`.
-        steps: levels of thoughts; the closing generation comes after them. null: the task's.
+        thoughts: number of thoughts generated from each state that is expanded.
+        breadth: number of states that `bfs` keeps of each level, the best ones, and expands.
+        steps: levels of thoughts, not counting the closing generation after them. null: the task's default.
         search: bfs (the paper's), dfs, astar or mcts; settings follow a colon, as in dfs:threshold=0.4.
-        evaluator: value (each state's own score) or vote (votes for the best of several; bfs and dfs only).
-        sampling: of all generated texts.
-        max_new_tokens: limit of every answer. null: the limits of the task's prompts.
-        seed: every call has a seed of its own, made from this one, the node's path and the call's number.
+        evaluator: value (each state gets a score) or vote (votes for the best of several; bfs and dfs only).
+        sampling: how tokens of all generated texts are sampled.
+        max_new_tokens: token limit of every answer, unless its prompt's is lower. null: the prompts' limits.
+        seed: base seed. Each call's seed is derived from it, the node's path and the call's number.
     """
 
     thoughts: int = setting(3, ge=1, le=1000)
@@ -52,8 +52,8 @@ class SearchConfig:
         """Validate the settings.
 
         Raises:
-            UserError: a value out of range, an unknown search or setting of it, or votes where states are
-                compared that are not evaluated together.
+            UserError: a value is out of range, the search or a setting of it is unknown, or `evaluator` is
+                vote for a search that compares states of different evaluations.
         """
         check_choices(self)
         check_ranges(self)
@@ -68,10 +68,10 @@ class TaskConfig:
     """The problems.
 
     Attributes:
-        name: of the task.
+        name: name of the task.
         path: file of its problems.
         limit: number of problems to take, evenly spaced. null: all.
-        at_once: trees that grow at the same time; their calls are decoded together.
+        at_once: number of trees that grow at the same time; their calls are decoded together.
     """
 
     name: Literal["gsm8k", "writing", "blocksworld"]
@@ -85,18 +85,18 @@ class SchedulerConfig:
     """How sequences that are decoded at the same time share target, drafter and machine.
 
     Attributes:
-        verifier: the target verifies one draft at a time (the paper's), or those that wait, batched in one
-            forward.
-        drafting: each sequence drafts by itself (the paper's), or those that wait are joined in one forward.
-        sequences: decoded at the same time at most.
-        overlap: draft while the target verifies. auto: on a GPU; on a CPU, whose cores both need, turns were
-            measured to be faster.
-        threads: of the target, and of all drafting together, where they overlap. null: half of the cores
-            each.
-        shared_ngrams: sequences of one prompt draft from each other's n-grams. auto: unless candidates are
-            drawn.
-        short: limit up to which an answer gets no drafts, such as a score's: the drafter would read the
-            prompt for a token or two. 0: all get drafts.
+        verifier: one (the target verifies one draft at a time, as in the paper) or batched (all waiting
+            drafts in one target forward).
+        drafting: each (every sequence drafts alone, as in the paper) or joined (one forward for all waiting).
+        sequences: maximum number of sequences that are decoded at the same time.
+        overlap: draft while the target verifies. auto: true on a GPU, false on a CPU, where both need the
+            cores and taking turns was measured to be faster.
+        threads: numbers of threads of the target and of all drafting together, where the two overlap. null:
+            half of the cores each.
+        shared_ngrams: sequences of the same prompt draft from each other's n-grams. auto: true unless draft
+            candidates are sampled.
+        short: answers limited to at most this many tokens, such as scores, get no drafts: the drafter would
+            prefill the prompt for a token or two. 0: all answers get drafts.
     """
 
     verifier: Literal["one", "batched"] = "batched"
@@ -123,13 +123,13 @@ class ReasonConfig(SearchConfig):
     Attributes:
         target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
         drafter: folder or Hub id of a bundle, or of a small LM that drafts untrained. null: none.
-        dtype: what target and drafter compute in.
+        dtype: data type in which target and drafter compute.
         task: the problems.
         scheduler: how drafts and verification share the machine.
-        tree: growth policy of the drafts, as in evaluate.trees; without a drafter `ngram`, which drafts from
-            n-grams of the context. null: the bundle's, and without a drafter no drafts.
-        prefixes: encode what several prompts begin with only once.
-        out: folder of the traces, one JSON file per tree; a run that was ended continues there.
+        tree: growth policy of draft trees, as in evaluate.trees; without a drafter only `ngram`, which drafts
+            from n-grams of the context. null: the bundle's policy; without a drafter, no drafts.
+        prefixes: encode a prefix that several prompts share only once.
+        out: folder of the traces, one JSON file per tree; an interrupted run resumes from them.
     """
 
     target: str

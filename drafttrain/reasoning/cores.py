@@ -1,4 +1,4 @@
-"""Give a thread of the scheduler its share of the cores, or a stream of its own on a GPU."""
+"""Resources of a scheduler's thread: a share of the CPU cores, or a separate CUDA stream."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,7 +10,7 @@ from drafttrain.target_lm.model import FrozenTarget
 
 @contextmanager
 def own_cores(target: FrozenTarget, threads: int | None) -> Iterator[None]:
-    """Give N threads to this thread's forwards: native ones, or torch's operators without them."""
+    """Run this thread's forwards on this many threads, in the native library or else in torch's operators."""
     if target.native is not None or threads is None:
         with target.own_cores(threads):
             yield
@@ -25,6 +25,6 @@ def own_cores(target: FrozenTarget, threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU, give this thread a stream of its own."""
+    """Run this thread's GPU work on a separate CUDA stream; do nothing on a CPU."""
     with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
         yield

@@ -1,4 +1,4 @@
-"""Calls of a language model and its answers: all that trees of thoughts need of a decoder."""
+"""Calls to a language model and their answers: all that trees of thoughts need of a decoder."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ class Call:
     """One request for text.
 
     Attributes:
-        messages: the chat up to the answer; a text is a chat of one user turn.
-        max_new_tokens: limit of the answer.
+        messages: the chat up to the answer; a plain string is a chat of one user turn.
+        max_new_tokens: token limit of the answer.
         sampling: with a seed that belongs to this call alone.
         stop: the answer ends before the first of these texts.
-        begin: what the model's turn begins with; the answer is what follows.
-        evaluates: whether the state evaluator asks, not the thought generator.
+        begin: text that the model's turn begins with; the answer is its continuation.
+        evaluates: whether the state evaluator makes the call, rather than the thought generator.
     """
 
     messages: str | Sequence[Message]
@@ -35,12 +35,12 @@ class Answer:
     """Text generated for a call.
 
     Attributes:
-        text: up to the stop text, without it.
+        text: the generated text up to the stop text, without it.
         token_ids: as generated.
         finish_reason: as in decoding: "stop", "length", "not_finite"; empty after an error.
-        error: why there is no usable text; None: there is.
-        stats: of its decoding; of times only `seconds` and `prefill_seconds`, its share of the forwards that
-            it took part in (where drafting overlaps with verifying, of the target's and of waits for drafts).
+        error: why there is no usable text; None if there is.
+        stats: of its decoding. The only times are `seconds` and `prefill_seconds`: its share of the forwards
+            that it took part in (with overlap, of target forwards and of waits for drafts).
     """
 
     text: str
@@ -50,18 +50,18 @@ class Answer:
     stats: DecodeStats = field(default_factory=DecodeStats, compare=False)
 
 
-# Takes the answer of a call, which is named by its number among all calls in the order in which they were
-# made, and returns the calls that can be made now.
+# Takes a call's number (calls are counted in the order in which they were made) and its answer, and returns
+# the calls that can be made now.
 Then = Callable[[int, Answer], Sequence[Call]]
-# Answers calls and those that follow from their answers, until there are none. Calls that wait at the same
-# time do not depend on each other and may overlap. A call that fails has its error in its answer; an
+# Answers calls, and the calls that `Then` returns for their answers, until none are left. Calls that wait at
+# the same time do not depend on each other and may overlap. A failed call has its error in its answer; an
 # exception ends the search.
 Generate = Callable[[Sequence[Call], Then], Any]
 
 
 def in_rounds(answer: Callable[[Sequence[Call]], Sequence[Answer]]) -> Generate:
-    """Make what a search needs of a function that answers a list of calls: all calls that wait are one round,
-    and the next begins when each has its answer."""
+    """Return a `Generate` made from a function that answers a list of calls: all waiting calls form a round,
+    and the next round begins when each of them has its answer."""
 
     def generate(calls: Sequence[Call], then: Then) -> None:
         first, waiting = 0, list(calls)

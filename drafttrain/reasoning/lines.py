@@ -1,6 +1,6 @@
-"""Lines of calls: what a node of a tree asks, each call after the answer to the one before it.
+"""Lines of calls: the prompts of a tree's node in order, each sent after the answer to the previous one.
 
-A search is a generator that yields the lines of a round and goes on when all of them have ended. Lines of a
+A search is a generator that yields the lines of a round and resumes when all of them have ended. Lines of a
 round do not depend on each other: one may be at its last call while another still waits for its first
 answer.
 """
@@ -16,7 +16,7 @@ from drafttrain.reasoning.interface import Call
 from drafttrain.reasoning.tasks.task import Ask, Asking
 
 T = TypeVar("T")
-NodePath = tuple[int, ...]  # of a node: the number of the child at each level, () for the root
+NodePath = tuple[int, ...]  # child index at each level from the root on; () for the root
 
 
 class CallFailed(Exception):
@@ -25,12 +25,12 @@ class CallFailed(Exception):
 
 @dataclass(eq=False)
 class Line:
-    """Calls of a node, each after the answer to the one before it.
+    """A chain of dependent calls of a node: each is made after the answer to the previous one.
 
     Attributes:
         path: of the node.
-        asking: yields prompts and is sent the texts of their answers.
-        result: what it returned in the end, or the failure that it did not handle.
+        asking: generator that yields prompts and is sent the texts of their answers.
+        result: the generator's return value, or the `CallFailed` that it did not handle.
     """
 
     path: NodePath
@@ -38,15 +38,15 @@ class Line:
     result: Any = None
 
     def begin(self) -> Ask | None:
-        """Return the first prompt; None: there is none."""
+        """Return the first prompt, None if there is none."""
         return self._resume(self.asking.__next__)
 
     def go_on(self, text: str) -> Ask | None:
-        """Take an answer, and return the next prompt; None: the line has ended."""
+        """Send an answer to the generator; return the next prompt, None if the line has ended."""
         return self._resume(self.asking.send, text)
 
     def fail(self, reason: str) -> Ask | None:
-        """Take a failure in place of an answer, and return the next prompt; None: the line has ended."""
+        """Throw a failure in place of an answer; return the next prompt, None if the line has ended."""
         return self._resume(self.asking.throw, CallFailed(reason))
 
     def _resume(self, step: Any, *given: Any) -> Ask | None:
@@ -59,7 +59,7 @@ class Line:
         return None
 
 
-# What a search is made of: yields the lines of each of its rounds, and returns something in the end.
+# Type of a search: a generator that yields the lines of each round and returns its result.
 Rounds = Generator[Sequence[Line], None, T]
 
 
@@ -74,13 +74,13 @@ class Numbered:
 
 @dataclass
 class Caller:
-    """Makes calls of prompts.
+    """Factory of a tree's calls: it adds seeds and limits to prompts.
 
     Attributes:
-        sampling: of all calls, each with its own seed.
-        max_new_tokens: limit of every answer; None: only that of its prompt.
+        sampling: of all calls, apart from their seeds.
+        max_new_tokens: upper limit of every answer; None: only the limit of its prompt.
         seed: of the tree.
-        numbers: calls that each node has had.
+        numbers: number of calls that each node has made.
     """
 
     sampling: SamplingParams
@@ -89,7 +89,7 @@ class Caller:
     numbers: Counter[NodePath] = field(default_factory=Counter)
 
     def call(self, path: NodePath, ask: Ask) -> Numbered:
-        """Return the next call of a node."""
+        """Return a prompt as the next call of a node."""
         number, self.numbers[path] = self.numbers[path], self.numbers[path] + 1
         limit = min(ask.max_new_tokens, self.max_new_tokens or ask.max_new_tokens)
         sampling = replace(self.sampling, seed=call_seed(self.seed, path, number))
@@ -98,6 +98,6 @@ class Caller:
 
 
 def call_seed(seed: int, path: NodePath, number: int) -> int:
-    """Return the seed (48 bits) of a node's call: from the tree's seed, the path and the call's number."""
+    """Return the 48-bit seed of a node's call: a hash of the tree's seed, the path and the call's number."""
     text = f"{seed}:{'.'.join(map(str, path))}:{number}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")

@@ -1,4 +1,4 @@
-"""Draw a finished tree of thoughts: as a page of HTML, without network and scripts, and as Graphviz text."""
+"""Drawings of a finished tree of thoughts: an HTML page without network and scripts, and Graphviz text."""
 
 import json
 import textwrap
@@ -12,7 +12,7 @@ from drafttrain.reasoning.trace import Trace
 from drafttrain.utils.errors import UserError
 
 WIDTH = 36  # characters of a line in a Graphviz node
-LINES = 6  # of a thought in a Graphviz node
+LINES = 6  # maximum lines of a thought in a Graphviz node
 COLORS = {"chosen": "#0a7f5a", "failed": "#c4420a", "other": "#888888"}
 
 
@@ -25,8 +25,8 @@ class Drawn:
         kind: "chosen" (on the path of the result), "failed" or "other".
         label: score or error.
         thought: the texts of its newest thought.
-        calls: that were made for it.
-        children: below it.
+        calls: recorded calls of its state.
+        children: nodes below it.
     """
 
     path: tuple[int, ...]
@@ -49,7 +49,7 @@ def to_html(trace: Trace) -> str:
 
 
 def to_graphviz(trace: Trace) -> str:
-    """Return the tree in the language of `dot`.
+    """Return the tree as Graphviz source, for `dot`.
 
     Raises:
         UserError: the tree is not finished.
@@ -71,7 +71,7 @@ def to_graphviz(trace: Trace) -> str:
 
 
 def summary(trace: Trace) -> str:
-    """Return size, result and times of a tree in a line."""
+    """Return one line with a tree's size, time and result."""
     calls = sum(len(entry["calls"]) for entry in trace.rounds)
     tokens = sum(len(call["token_ids"]) for entry in trace.rounds for call in entry["calls"])
     if trace.result is None:
@@ -86,7 +86,7 @@ def summary(trace: Trace) -> str:
 
 
 def _drawn(trace: Trace) -> Drawn:
-    """Return the root of the picture."""
+    """Return the root of the picture, with all nodes below it."""
     if not trace.finished:
         raise UserError(
             f"{trace.problem['id']}: must be a finished tree, got one of {len(trace.rounds)} rounds"

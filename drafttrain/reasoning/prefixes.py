@@ -1,4 +1,4 @@
-"""Prompts encoded once: the samples of one prompt, and what different prompts begin with alike."""
+"""Prefix cache: samples of one prompt share its encoding, and different prompts that of a common prefix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from drafttrain.target_lm.cache import TreeCache
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 
-# Tokens of prompts that are encoded together, the padding of the drafter's forward included: with some
-# hundreds the target computes as fast as it can, and more would only keep the first of them waiting.
+# Tokens of the prompts that are encoded in one forward, padding of the drafter's forward included: a few
+# hundred saturate the target, and more would only make the first of these prompts wait.
 TOGETHER = 512
-WORTH = 16  # tokens that cost about as much as a forward of their own: for fewer, no prompt waits for another
+WORTH = 16  # tokens that cost as much as one more forward: no prompt waits for another to copy fewer
 
 
 @dataclass
@@ -27,12 +27,12 @@ class Encoded:
     """A prompt in the caches of target and proposer.
 
     Attributes:
-        tokens: the prompt's.
-        cache: the target's, with the prompt and no room for more.
-        state: the proposer's, the same; None: it has not read the prompt.
+        tokens: of the prompt.
+        cache: the target's KV cache of the prompt; with room for more only if the store keeps nothing.
+        state: the proposer's state after the prompt; None if it has not read the prompt.
         tapped: the target's tapped states, [n, K·H].
         logits: after the prompt, [V].
-        is_finite: whether all logits are.
+        is_finite: whether all logits are finite.
     """
 
     tokens: list[int]
@@ -44,17 +44,17 @@ class Encoded:
 
 
 class PrefixStore:
-    """Encoded prompts, the newest ones. A new prompt copies the longest beginning that it shares with one.
+    """Cache of the newest encoded prompts. A new prompt copies the longest prefix that it shares with one.
 
-    A session from the store has the same keys, values and states as one from `prefill`, encoded alone or
-    together with others: bit for bit with the native forward, else up to rounding.
+    A session from the store has the same keys, values and states as one from `prefill`, also if its prompt
+    was encoded with others: bit for bit with the native forward, else up to rounding.
 
     Args:
-        capacity: tokens of all prompts that are kept, which a single one may not exceed either; 0: each
-            prompt is encoded alone.
+        capacity: maximum number of tokens of all kept prompts together; a longer prompt is not kept. 0:
+            nothing is kept or copied.
 
     Attributes:
-        encoded, shared: prompt tokens so far that were run through the target, and that were copied.
+        encoded, shared: prompt tokens so far that were run through the target, and that were copied instead.
     """
 
     def __init__(self, target: FrozenTarget, proposer: Proposer, capacity: int):
@@ -63,8 +63,8 @@ class PrefixStore:
         self.encoded = self.shared = 0
 
     def together(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Return the numbers of the prompts to encode in the next forward: the first one, and those that fit
-        beside it and have nothing to copy from it or from each other."""
+        """Return the indices of the prompts to encode in the next forward: the first one, and others that fit
+        in and gain too little (`WORTH`) by waiting to copy a prefix from a chosen one."""
         chosen: list[int] = []
         widest = 0
         for number, prompt in enumerate(map(list, prompts)):
@@ -81,8 +81,8 @@ class PrefixStore:
         return chosen
 
     def encode(self, prompts: Sequence[Sequence[int]], max_len: Sequence[int]) -> list[Encoded]:
-        """Return prompts in the target's cache. What is not known of them runs in one forward, or in a few
-        where it is long.
+        """Return prompts in the target's KV cache. What cannot be copied from kept prompts runs in one
+        forward, or in several if it is long.
 
         Args:
             max_len: tokens of each prompt and its output together, as for `read` and `sessions`.
@@ -98,7 +98,7 @@ class PrefixStore:
         return found
 
     def read(self, encoded: Sequence[Encoded], max_len: Sequence[int], proposers: Sequence[Proposer]) -> None:
-        """Let the proposer read what it has not read of the prompts that are drafted for."""
+        """Prefill the proposer with prompts that it has not read yet and that will get drafts."""
         triples = zip(encoded, _rooms(max_len), proposers, strict=True)
         drafted = [(one, room) for one, room, proposer in triples if not isinstance(proposer, NoProposer)]
         if drafted:
@@ -111,12 +111,12 @@ class PrefixStore:
         accept: Sequence[AcceptanceRule],
         proposers: Sequence[Proposer],
     ) -> list[Session]:
-        """Keep prompts, and return a session of each, whose first token is chosen.
+        """Keep prompts in the store, and return a session for each, with its first token chosen.
 
         Args:
-            accept: each chooses a first token.
-            proposers: for the sessions: the store's, twins of it, or a `NoProposer`, for which the store's
-                has read nothing.
+            accept: acceptance rules, each of which chooses a first token.
+            proposers: of the sessions: the store's, twins of it, or a `NoProposer`, for which the store's
+                need not have read the prompt.
         """
         for one in encoded:
             if self.capacity and one.is_finite:  # NaN would outlive its prompt
@@ -140,10 +140,10 @@ class PrefixStore:
         return Session(self.target, proposer, cache, state, root)
 
     def _find(self, prompt: list[int], read: bool = False) -> Encoded | None:
-        """Return the prompt that begins like this one for longest; None if none does.
+        """Return the kept prompt with the longest prefix in common with this one; None if there is none.
 
         Args:
-            read: of those alone that the proposer has read.
+            read: consider only prompts that the proposer has read.
         """
         among = (one for one in self.kept if one.state is not None or not read)
         best = max(among, key=lambda one: (_shared(one.tokens, prompt), one.tokens == prompt), default=None)
@@ -152,7 +152,7 @@ class PrefixStore:
     def _encode(
         self, prompts: list[list[int]], rooms: list[int], likes: list[Encoded | None]
     ) -> list[Encoded]:
-        """Run what prompts do not share with others that are known through the target."""
+        """Run prompts through the target, but for the prefixes that are copied from kept ones (`likes`)."""
         target, device = self.target, self.target.device
         known = [_known(like, prompt) for like, prompt in zip(likes, prompts)]
         tokens = [torch.tensor([prompt[n:]], device=device) for prompt, n in zip(prompts, known)]  # [1, n]
@@ -168,17 +168,17 @@ class PrefixStore:
             torch.cat([like.tapped[:n], one.tapped[0]]) if n else one.tapped[0]
             for like, n, one in zip(likes, known, states)
         ]
-        finite = logits.amax(1).isfinite().tolist()  # waits for a GPU: its work is done when this returns
+        finite = logits.amax(1).isfinite().tolist()  # waits for a GPU, so that its work is done on return
         return [Encoded(*each) for each in zip(prompts, caches, tapped, logits, finite)]
 
     def _read(self, encoded: list[Encoded], rooms: list[int]) -> None:
-        """Let the proposer read the prompts that it has not read yet, but for what they share with others."""
+        """Prefill the proposer with prompts that it has not read, but for prefixes of prompts that it has."""
         pairs = {id(one): (one, room) for one, room in zip(encoded, rooms) if one.state is None}
         unread, rooms = ([pair[i] for pair in pairs.values()] for i in (0, 1))
         likes = [self._find(one.tokens, read=True) for one in unread]
         known = [_known(like, one.tokens) for like, one in zip(likes, unread)]
-        states: list[Any] = [None for _ in unread]  # a prompt has its own once it is read to its end
-        for begins in (True, False):  # proposers read the beginning of a text in another way than the rest
+        states: list[Any] = [None for _ in unread]  # assigned to a prompt once it has been read to its end
+        for begins in (True, False):  # proposers read the start of a text differently from the rest
             rows = [i for i, n in enumerate(known) if (n == 0) == begins]
             if not rows:
                 continue
@@ -196,9 +196,9 @@ class PrefixStore:
                 unread[i].state = states[i]
 
     def _state(self, encoded: Encoded, length: int, room: int) -> Any:
-        """Return a proposer's state of its own for the first tokens of an encoded prompt."""
+        """Return an independent proposer state for the first `length` tokens of an encoded prompt."""
         state = self.proposer.prefix(encoded.state, length, room, encoded.tapped[length - 1])
-        if state is None:  # it reads them again
+        if state is None:  # cannot be shortened: the tokens are read again
             state = self.proposer.new_state(1, room)
             tokens = torch.tensor([encoded.tokens[:length]], device=self.target.device)
             count = torch.tensor([length], device=self.target.device)
@@ -206,9 +206,9 @@ class PrefixStore:
         return state
 
     def _keep(self, encoded: Encoded) -> None:
-        """Keep a prompt as the newest in place of those that it begins with, unless only they have been read
-        by the proposer, and forget the oldest beyond the capacity. One that is longer than that is not
-        kept."""
+        """Keep a prompt as the newest one. It replaces kept prompts that are prefixes of it, except those
+        that the proposer has read if it has not read this one. Drop the oldest beyond the capacity; a prompt
+        longer than that is not kept."""
         longer, read = encoded.tokens, encoded.state is not None
         if len(longer) > self.capacity:
             return
@@ -223,13 +223,13 @@ class PrefixStore:
 
 
 def _rooms(max_len: Sequence[int]) -> list[int]:
-    """Return the slots that caches need for texts and the drafts after them."""
+    """Return the cache slots that texts of these lengths and the drafts after them need."""
     return [n + DRAFT_SLOTS for n in max_len]
 
 
 def _known(like: Encoded | None, prompt: list[int]) -> int:
-    """Return how many tokens of a prompt need not be run: those that another one begins with as well, but the
-    last, whose logits are wanted, only if they are the same prompt."""
+    """Return how many tokens of a prompt need not be run: its common prefix with another one. The last token,
+    whose logits are needed, is run unless the two prompts are equal."""
     if like is None or like.tokens == prompt:
         return 0 if like is None else len(prompt)
     return min(_shared(like.tokens, prompt), len(prompt) - 1)

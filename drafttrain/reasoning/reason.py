@@ -1,7 +1,7 @@
 """Grow trees of thoughts with any function that answers calls, and record each tree in a trace that resumes.
 
-The unit of resuming is a call: a trace is written every second, at the end of each round and where a run is
-ended, whole or not at all, and a search that starts again reads the recorded answers from it.
+The unit of resuming is a call: a trace is written atomically every second, at the end of each round and when
+a run is interrupted, and a restarted search takes the recorded answers from it.
 """
 
 import itertools
@@ -23,13 +23,13 @@ from drafttrain.reasoning.trace import REMEDY, Trace, answer_of, is_record_of, r
 from drafttrain.reasoning.tree import State, ThoughtTree
 from drafttrain.utils.errors import UserError
 
-SUMMARY = "summary.json"  # sums over all trees, beside the traces
-PAUSE = 1.0  # seconds between two writings of a trace within a round
-MODELS = "target", "drafter", "dtype", "tree"  # of a recipe, on which a text depends
+SUMMARY = "summary.json"  # sums over all trees, in the folder of the traces
+PAUSE = 1.0  # minimum seconds between two writes of a trace within a round
+MODELS = "target", "drafter", "dtype", "tree"  # keys of a recipe that affect the generated texts
 
 
 class Growth:
-    """A tree that is growing: the calls that wait for answers, and what is known of it so far.
+    """A tree of thoughts that is growing: its pending calls and its trace so far.
 
     Attributes:
         trace: its rounds so far, and the whole tree at the end.
@@ -39,7 +39,7 @@ class Growth:
         """Start or resume a tree.
 
         Args:
-            file: the trace; one that is there is continued.
+            file: of the trace; an existing trace is resumed. None: nothing is written.
 
         Raises:
             UserError: the file is damaged, or its tree has other settings.
@@ -51,8 +51,8 @@ class Growth:
         self._tree = ThoughtTree(task, problem, steps, config.thoughts, config.evaluator)
         names = [*SearchConfig.__dataclass_fields__, *MODELS]
         settings = {name: value for name, value in asdict(config).items() if name in names} | {"steps": steps}
-        tree = settings.get("tree") or "drawn"  # as a bundle's own may be
-        if settings.get("drafter") and tree.startswith("drawn"):  # whether drafted decides about draws
+        tree = settings.get("tree") or "drawn"  # null: the bundle's policy, which may be
+        if settings.get("drafter") and tree.startswith("drawn"):  # draws depend on which answers get drafts
             settings["short"] = config.scheduler.short
         self.trace = Trace(task.name, {"id": problem.id, "text": problem.text}, settings)
         self._rounds = self._grow(parse_search(config.search).run(self._tree, config.breadth))
@@ -64,12 +64,12 @@ class Growth:
 
     @property
     def waiting(self) -> list[Numbered]:
-        """Return the calls that wait for answers; none once the tree is finished."""
+        """Return the pending calls; none once the tree is finished."""
         return [numbered for _, numbered in self._waiting.values()]
 
     def receive(self, numbered: Numbered, answer: Answer) -> list[Numbered]:
-        """Take the answer of a waiting call, and return the calls that it leads to. The trace is written at
-        the end of a round, and where the last time was a while ago."""
+        """Take the answer to a pending call, and return the calls that follow from it. The trace is written
+        at the end of a round, and if the last write was more than `PAUSE` seconds ago."""
         entry = self._entry
         more = self._take(numbered, answer)
         if entry is not self._entry or not self._waiting or time.monotonic() - self._saved > PAUSE:
@@ -77,7 +77,7 @@ class Growth:
         return more
 
     def save(self) -> None:
-        """Write the trace, if it has an answer."""
+        """Write the trace to its file, if it has an answer."""
         if self._file is not None and self.trace.rounds:
             self.trace.save(self._file)
         self._saved = time.monotonic()
@@ -95,7 +95,7 @@ class Growth:
         return more if self._waiting else self._begin_round()
 
     def _ask(self, line_number: int, ask: Ask | None) -> list[Numbered]:
-        """Let a line's next prompt wait, if there is one."""
+        """Turn a line's next prompt, if there is one, into a pending call and return it."""
         if ask is None:
             return []
         numbered = self._caller.call(self._lines[line_number].path, ask)
@@ -103,7 +103,7 @@ class Growth:
         return [numbered]
 
     def _begin_round(self) -> list[Numbered]:
-        """Begin the lines of the search's next round that has any; return their first calls."""
+        """Begin the search's next round that makes calls; return the first call of each of its lines."""
         for lines in self._rounds:
             self._lines: Sequence[Line] = lines
             self._calls: list[list[dict[str, Any]]] = [[] for _ in lines]
@@ -116,10 +116,10 @@ class Growth:
         return self.waiting
 
     def _replay(self, recorded: Trace, file: Path) -> None:
-        """Take the answers of a trace.
+        """Resume the tree with the recorded answers of its trace.
 
         Raises:
-            UserError: it is of another tree.
+            UserError: the trace is of another tree.
         """
         recorded.check_same(self.trace, file)
         calls = [call for entry in recorded.rounds for call in entry["calls"]]
@@ -164,11 +164,11 @@ def reason(
     """Grow the tree of one problem (Algorithm 1).
 
     Args:
-        task: or its name.
-        generate: answers calls and those that follow from them, as `ScheduledDecoder.answer` does; of a
-            function that answers a list of calls `in_rounds` makes one.
+        task: a `Task` or the name of one.
+        generate: answers calls and those that follow from them, as `ScheduledDecoder.answer` does;
+            `in_rounds` makes one from a function that answers a list of calls.
         config: None: the paper's search, 3 thoughts, breadth 1, temperature 1.
-        out: file of the trace; a tree that was ended continues there. None: nothing is written.
+        out: file of the trace; an interrupted tree resumes from it. None: nothing is written.
 
     Raises:
         UserError: no task of that name, settings out of range, a damaged trace or one of another tree.
@@ -187,18 +187,18 @@ def reason(
 def grow_all(
     trees: Iterable[Growth], generate: Generate, note: Callable[[Trace], None], at_once: int = 1
 ) -> None:
-    """Grow trees to their ends, some of them at the same time.
+    """Grow trees until each of them is finished, several at the same time.
 
     Args:
         trees: started when their turn comes.
         generate: called once; answers the calls of all trees.
         note: called with the trace of each tree that is finished.
-        at_once: trees that grow at the same time; the rounds of each take as long as they do beside the
-            others.
+        at_once: trees that grow at the same time; the seconds of a round include waiting for calls of the
+            other trees.
     """
     trees = iter(trees)
     numbers = itertools.count()
-    asked: dict[int, tuple[Growth, Numbered]] = {}  # by number, without those that have their answers
+    asked: dict[int, tuple[Growth, Numbered]] = {}  # pending calls by number
 
     def ask(tree: Growth, calls: Sequence[Numbered]) -> list[Call]:
         asked.update((next(numbers), (tree, numbered)) for numbered in calls)
@@ -224,7 +224,7 @@ def grow_all(
     try:
         if first:
             generate(first, then)
-    finally:  # an ended run loses no answer
+    finally:  # an interrupted run loses no answer
         for tree in {id(tree): tree for tree, _ in asked.values()}.values():
             tree.save()
 
@@ -235,8 +235,8 @@ def reason_from(
     """Grow a tree for each problem of a recipe; traces are files in `config.out`, named by the problems' ids.
 
     Args:
-        begin: called with the number of problems and of finished trees once all traces that are there have
-            been read, if a tree is not finished; returns what answers calls.
+        begin: called with the numbers of problems and of finished trees after all existing traces have been
+            read, unless all trees are finished; returns the function that answers calls.
         note: called with the trace of each tree that is finished.
 
     Raises:

@@ -1,10 +1,10 @@
 """Scheduled speculative execution (SEED paper, §4, Algorithm 2): several sequences draft, one target verifies
-first come, first served, and a sequence drafts again only after its verdict.
+first come, first served, and a sequence drafts again only once its draft has been verified.
 
-Two verifiers: `one` draft at a time (the paper's), or what waits, `batched` in one forward. Two ways to
-draft: `each` sequence by itself (the paper's), or `joined`, one forward for all that wait. With `overlap`
-drafting and verifying run at the same time; without it they take turns on all threads. The text of a sequence
-depends on none of this: every draw belongs to its seed and its position.
+The target verifies `one` draft at a time (as in the paper) or all waiting drafts, `batched` in one forward.
+Drafts are made for `each` sequence alone (as in the paper) or `joined`, in one forward for all that wait.
+With `overlap` drafting and verifying run at the same time; without it they take turns on all threads. The
+text of a sequence depends on none of this: every draw depends only on its seed and position.
 """
 
 import itertools
@@ -43,16 +43,16 @@ GREEDY = SamplingParams()
 
 @dataclass
 class ScheduledDecoder:
-    """Decodes several prompts on one target, as `scheduler.py` says.
+    """Decoder of many prompts at once on one target, by scheduled speculative execution.
 
     Attributes:
         proposer: drafts for all sequences; one copy of a drafter's weights serves them.
-        config: how they are scheduled.
-        prefixes: tokens of encoded prompts that are kept, so that what prompts begin with alike is encoded
-            once; 0: none.
-        pace: what work is followed by.
-        timeline: who was busy, of the last call.
-        stats: of all sequences that have ended so far; of times only `seconds` and `prefill_seconds`.
+        config: how sequences share target, drafter and machine.
+        prefixes: capacity of the prefix cache in tokens; prefixes that prompts share are encoded once. 0: no
+            cache.
+        pace: hooks that run after each piece of work.
+        timeline: who was busy when, in the last call.
+        stats: of all sequences that have ended so far; the only times are `seconds` and `prefill_seconds`.
     """
 
     target: FrozenTarget
@@ -90,15 +90,15 @@ class ScheduledDecoder:
         on_tokens: Callable[[Row], None] = lambda row: None,
         on_end: Callable[[Branch], Sequence[Request]] = lambda branch: (),
     ) -> list[Branch]:
-        """Decode requests, and those that follow from them; return their branches in the same order, all of
-        which have ended.
+        """Decode requests, and those that `on_end` adds; return their ended branches, in the order in which
+        the requests were made.
 
         Args:
             stop: tokens that end an output. None: the target's own.
-            on_tokens: called with a row whenever it has got tokens; may set its `finish_reason` to end it,
-                and leave out the tokens after the one with which it ends.
-            on_end: called with a branch that has ended; returns the requests that it leads to, which are the
-                next to be decoded. Its row's number says which request it was, followers counted.
+            on_tokens: called with a row whenever it has new tokens; may set its `finish_reason` to end it,
+                and then remove the tokens after its end.
+            on_end: called with a branch that has ended; returns requests to decode next. The number of its
+                row is the index of its request, with those that `on_end` has added counted.
 
         Raises:
             UserError: a prompt is empty, or longer than the target's positions.
@@ -122,11 +122,11 @@ class ScheduledDecoder:
         """Decode prompts (texts, chats or token ids); return their outputs in the same order.
 
         Args:
-            sampling: of all prompts, or of each.
+            sampling: one for all prompts, or one for each.
             stop: strings that end a text and are not part of it.
 
         Raises:
-            UserError: a prompt is none, is empty or too long for the target.
+            UserError: a prompt has another type, is empty or too long for the target.
         """
         if isinstance(prompts, str):
             raise UserError("prompts: must be a list, got a single text; put it in brackets")
@@ -146,13 +146,13 @@ class ScheduledDecoder:
         strict: bool = False,
     ) -> list[Answer]:
         """Decode calls, and those that follow from their answers, to texts; return the answers in the order
-        in which the calls were made. What cannot go on has its reason as `error`: a prompt that is too long,
-        NaN, a worker that failed.
+        in which the calls were made. A failed call has the reason as `error`: a prompt that is too long, NaN,
+        a worker that failed.
 
         Args:
-            then: returns the calls that an answer leads to. They are the next to be decoded, beside the calls
-                that still go on: what they begin with may still be stored.
-            strict: raise what is wrong with a prompt.
+            then: returns the calls that follow from an answer. They are decoded before those that wait
+                already, as their prefixes may still be in the prefix cache.
+            strict: raise the error of a bad prompt, in place of answering its call with it.
         """
         answers: list[Answer | None] = []
         decoded: dict[int, AnswerText] = {}  # calls that have not ended, by number of the request
@@ -164,7 +164,7 @@ class ScheduledDecoder:
             return enumerate(calls, first)
 
         def make(calls: Sequence[Call]) -> list[Request]:
-            """Return the requests of calls; one that cannot be decoded is answered at once, and followed."""
+            """Return the calls' requests; those with a bad prompt are answered and followed up at once."""
             requests, waiting = [], deque(numbered(calls))
             while waiting:
                 number, call = waiting.popleft()
@@ -175,7 +175,7 @@ class ScheduledDecoder:
                 except UserError as error:
                     if strict:
                         raise
-                    reason = str(error).removeprefix(f"prompt {number}: ")  # it depends on the calls beside
+                    reason = str(error).removeprefix(f"prompt {number}: ")  # it depends on other calls
                     answers[number] = Answer("", finish_reason="", error=reason)
                     waiting.extend(numbered(then(number, answers[number])))
                     continue
@@ -192,8 +192,8 @@ class ScheduledDecoder:
         return answers
 
     def _prompt(self, call: Call) -> Prompt:
-        """Return a call's prompt with the beginning of its answer, if there is one; a base model, which has
-        no template, goes on from both as a text."""
+        """Return a call's prompt with the beginning of its answer, if there is one; for a base model, which
+        has no chat template, both are joined as one text."""
         if not call.begin:
             return call.messages
         tokenizer = self.target.tokenizer
@@ -203,8 +203,8 @@ class ScheduledDecoder:
         return [*chat, Message("assistant", call.begin)]
 
     def _threads(self) -> tuple[int | None, int]:
-        """Return the threads of the target and of drafting: all of them in turn, or shares that add up to no
-        more than the cores."""
+        """Return the numbers of threads of the target and of drafting: (None, 1) if they take turns on all
+        threads, else the config's or half of the cores each."""
         if not self.overlaps:
             if self.config.threads:
                 warnings.warn(
@@ -226,16 +226,16 @@ class ScheduledDecoder:
 
 @dataclass
 class _Run:
-    """One call of `ScheduledDecoder.decode`.
+    """State of one call of `ScheduledDecoder.decode`.
 
     Attributes:
         threads: of all drafting together, where it overlaps with verifying.
-        requests: that wait to be encoded, with their numbers.
-        siblings: what the first session of each prompt that others wait with has learned.
-        waiting: how many requests of each prompt wait.
-        live: branches that are encoded and have not ended.
-        added: requests so far.
-        marked: from when on time is charged to the branches that it is spent on next.
+        requests: that wait for prefill, with their numbers.
+        siblings: by prompt, what its first session has learned, while requests of this prompt wait.
+        waiting: number of waiting requests of each prompt.
+        live: number of branches that are encoded and have not ended.
+        added: number of requests so far.
+        marked: clock time from which `charge` counts the seconds of branches.
     """
 
     decoder: ScheduledDecoder
@@ -257,7 +257,7 @@ class _Run:
         self.marked = time.perf_counter()
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Let requests wait to be encoded, before those that wait already.
+        """Queue requests for prefill, before those that wait already.
 
         Raises:
             UserError: a prompt is empty or too long.
@@ -271,7 +271,7 @@ class _Run:
         self.requests.extendleft(reversed(numbered))
 
     def charge(self, branches: Sequence[Branch]) -> float:
-        """Charge the time since the mark to the branches that it was spent on; return each one's."""
+        """Divide the seconds since the mark equally among branches, and return each one's share."""
         now = time.perf_counter()
         each, self.marked = (now - self.marked) / len(branches), now
         for branch in branches:
@@ -279,13 +279,13 @@ class _Run:
         return each
 
     def mark(self) -> None:
-        """Charge nobody with the time until now, which was the caller's."""
+        """Set the mark to now: the time before was spent in the caller's code and is charged to no branch."""
         self.marked = time.perf_counter()
 
     # the two ways to run
 
     def in_turns(self) -> None:
-        """Draft for all that wait, verify all drafts, and so on, on all threads."""
+        """Alternate between drafting for all that wait and verifying their drafts, each on all threads."""
         rounds = self.rounds
         self.admit()
         while self.live:
@@ -297,7 +297,7 @@ class _Run:
             self.verify(rounds.take(rounds.ready, self.batched))
 
     def overlapped(self) -> None:
-        """Verify in this thread what others draft (the processes V and D(n) of Algorithm 2)."""
+        """Verify in this thread what worker threads draft (processes V and D(n) of Algorithm 2)."""
         rounds = self.rounds
         each, at_once = (self.threads, 1) if self.joined else (1, self.threads)
         cores = threading.Semaphore(at_once)
@@ -319,18 +319,18 @@ class _Run:
                 worker.join(max(0.0, end - time.monotonic()))
 
     def _work(self, name: str, threads: int, cores: threading.Semaphore) -> None:
-        """Draft what waits until the rounds are closed."""
+        """Draft for waiting branches until the rounds are closed: the loop of a worker thread."""
         rounds, target = self.rounds, self.decoder.target
         with torch.no_grad(), own_cores(target, threads), own_stream(target.device):
-            # verdicts may take as long as a caller or a prompt needs
+            # no time limit: the caller's code or a long prefill may delay verification
             while waiting := rounds.take(rounds.to_draft, everything=self.joined, patience=math.inf):
                 self.draft(waiting, name, cores)
 
     # what they consist of
 
     def admit(self) -> None:
-        """Encode prompts for which there is room, one by one or, where drafts are verified together, together
-        as well; each gets its first token."""
+        """Prefill waiting requests up to the limit of sequences, one by one or, if the verifier is batched,
+        several in one forward; each emits its first token."""
         store, requests = self.decoder.store, self.requests
         while requests and self.live < self.config.sequences:
             numbers = [0]
@@ -343,7 +343,7 @@ class _Run:
             self._encode(taken)
 
     def _encode(self, taken: list[tuple[int, Request]]) -> None:
-        """Encode prompts, which have these numbers, in one forward."""
+        """Prefill these numbered requests in one forward, and start their branches."""
         decoder = self.decoder
         numbers, requests = zip(*taken)
         prompts = [request.prompt_ids for request in requests]
@@ -386,8 +386,8 @@ class _Run:
         self._go_on(branches)
 
     def draft(self, branches: list[Branch], name: str, cores: threading.Semaphore | None = None) -> None:
-        """Give branches their verdicts and new drafts, and put them into the queue. One that cannot go on is
-        put there as well: its end is noticed in its turn."""
+        """Draft for branches, after updating the proposer with what was verified, and queue them for
+        verification. A branch that fails is queued as well: it is ended in its turn."""
         for branch in branches:
             if not branch.is_drafted:
                 branch.tree = TokenTree.root_only(branch.session.root)
@@ -396,7 +396,7 @@ class _Run:
         self.rounds.put(self.rounds.ready, branches)
 
     def _draft(self, branches: list[Branch], name: str, cores: threading.Semaphore | None) -> None:
-        """Draft for branches in one forward; if it fails, one by one, so that only those end that fail."""
+        """Draft for branches in one forward; if that fails, one by one, so that only the failing ones end."""
         with ExitStack() as span:
             try:
                 with cores or nullcontext():
@@ -421,7 +421,7 @@ class _Run:
         judged = [branch for branch in branches if branch.verified is not None]
         if judged:
             update_many([branch.session for branch in judged], [branch.verified for branch in judged])
-            for branch in judged:  # a draft that is begun again does not read them again
+            for branch in judged:  # a draft that is retried must not update with them again
                 branch.verified = None
         rows, sessions = [branch.row for branch in branches], [branch.session for branch in branches]
         seeds, positions = zip(*((row.request.sampling.seed, len(row.output)) for row in rows))
@@ -429,10 +429,10 @@ class _Run:
         for branch, tree in zip(branches, trees):
             branch.tree = trim(tree, [branch.row])
         if branches[0].session.target.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # another stream reads them
+            torch.cuda.current_stream().synchronize()  # another stream reads the trees
 
     def verify(self, branches: list[Branch]) -> None:
-        """Run the target over the drafts of branches, and let them emit what it accepts."""
+        """Verify the drafts of branches in target forwards, and emit the accepted tokens."""
         failed = [branch for branch in branches if branch.error]
         branches = [branch for branch in branches if not branch.error]
         if branches:
@@ -473,8 +473,8 @@ class _Run:
             torch.cuda.current_stream().synchronize()
 
     def _go_on(self, branches: list[Branch]) -> None:
-        """Let the branches that have not ended draft again."""
-        # told apart once: a draft that fails at once would end its branch here and, in its turn, again
+        """Queue the branches that continue for drafting, and end the others."""
+        # decided before queueing: a draft that fails at once would end its branch here and again in its turn
         ended = [branch for branch in branches if not branch.is_going]
         self.rounds.put(self.rounds.to_draft, [branch for branch in branches if branch not in ended])
         for branch in ended:
@@ -482,7 +482,7 @@ class _Run:
         self.mark()
 
     def _end(self, branch: Branch) -> None:
-        """Let a branch that has ended go, and the requests that follow from it wait."""
+        """Release a branch that has ended, and queue the requests that follow from it."""
         branch.free()
         self.live -= 1
         self.decoder.stats += branch.stats

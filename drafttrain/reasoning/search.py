@@ -1,7 +1,7 @@
-"""Searches of a tree of thoughts. Each is a generator of rounds that returns the best leaf, which the closing
-generation continues; None: every branch has failed.
+"""Search strategies for a tree of thoughts. Each is a generator of rounds that returns the best leaf, which
+the closing generation continues, or None if every branch has failed.
 
-`bfs` is SEED's Algorithm 1. The others use the same: `ThoughtTree.expand`, which generates thoughts and
+`bfs` is SEED's Algorithm 1. The others also use only `ThoughtTree.expand`, which generates thoughts and
 evaluates them, and the `worth` of the states that it returns.
 """
 
@@ -20,9 +20,9 @@ from drafttrain.utils.ranges import check_ranges, setting
 
 
 class Search(Protocol):
-    """A way through the tree."""
+    """A search strategy: it decides which states are expanded next."""
 
-    votes: ClassVar[bool]  # whether it only compares states that are evaluated together
+    votes: ClassVar[bool]  # whether it compares only states that are evaluated together, as votes need
 
     def run(self, tree: ThoughtTree, breadth: int) -> Rounds[State | None]:
         """Grow the tree and return the best leaf."""
@@ -30,7 +30,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class BreadthFirst:
-    """Algorithm 1: of each level the best `breadth` states are expanded."""
+    """Breadth-first search (Algorithm 1): the best `breadth` states of each level are expanded."""
 
     votes: ClassVar[bool] = True
 
@@ -46,12 +46,12 @@ class BreadthFirst:
 
 @dataclass(frozen=True)
 class DepthFirst:
-    """Depth first, the better children first; children below the threshold are not followed. The first leaf
-    on the last level ends the search; without one, the best of the deepest states does.
+    """Depth-first search, best child first; children below the threshold are pruned. The first leaf on the
+    last level is the result; if none is reached, the best of the deepest states is.
 
     Attributes:
-        threshold: worth of a state that is followed at least.
-        expansions: states that are expanded at most.
+        threshold: minimum worth of a state that is followed.
+        expansions: maximum number of expanded states.
     """
 
     threshold: float = setting(0.5, ge=0, le=1)
@@ -76,7 +76,7 @@ class AStar:
 
     Attributes:
         weight: of the expected cost; with 0 the first leaf is one of the cheapest paths.
-        expansions: states that are expanded at most.
+        expansions: maximum number of expanded states.
     """
 
     weight: float = setting(1.0, ge=0)
@@ -107,8 +107,8 @@ class Node:
     """A state in Monte Carlo tree search.
 
     Attributes:
-        total: of the worths on the path.
-        visits, value: how often a path through it was valued, and the sum of the values.
+        total: sum of the worths on the path from the root.
+        visits, value: number of values backed up through it, and their sum.
     """
 
     state: State
@@ -130,8 +130,8 @@ class MonteCarlo:
     highest mean worth on its path is the best.
 
     Attributes:
-        rounds: selections of a leaf.
-        explore: weight of the uncertainty in the choice of a child.
+        rounds: number of leaf selections.
+        explore: weight of a child's uncertainty when one is selected.
     """
 
     rounds: int = setting(24, ge=1)
@@ -191,12 +191,12 @@ def parse_search(text: str) -> Search:
 
 
 def best(states: Sequence[State], n: int | None = None) -> list[State]:
-    """Return the n states with the highest scores, the first of equal ones first; None: all of them."""
+    """Return the n states of highest worth (None: all), best first; equal states keep their order."""
     return sorted(states, key=lambda state: -state.worth)[:n]
 
 
 def _deepest(states: list[State], others: list[State]) -> list[State]:
-    """Return the states of the deeper of two levels, or both."""
+    """Return the states of the deeper of two levels, or of both if they are equally deep."""
     if states and others and states[0].depth == others[0].depth:
         return others + states
     return max(others, states, key=lambda level: level[0].depth if level else 0)

@@ -1,4 +1,4 @@
-"""Who was busy when: what a scheduled run records, and Figures 1, 3 and 4 of the SEED paper show."""
+"""Timeline of a scheduled run: who was busy when, as in Figures 1, 3 and 4 of the SEED paper."""
 
 import time
 from collections import deque
@@ -12,7 +12,7 @@ NEWEST = 200_000  # spans that are kept: a run may last for hours
 
 @dataclass(frozen=True)
 class Span:
-    """Work on some sequences.
+    """A span of time in which one party worked on some sequences.
 
     Attributes:
         who: "target", "drafter" or the name of a drafting worker.
@@ -33,7 +33,7 @@ class Timeline:
     """The newest spans, in the order in which they ended.
 
     Attributes:
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -44,7 +44,7 @@ class Timeline:
 
     @contextmanager
     def span(self, who: str, what: str, sequences: Sequence[int]) -> Iterator[None]:
-        """Record what happens inside."""
+        """Record the enclosed work as a span."""
         begin = self.clock() - self.started
         try:
             yield
@@ -52,11 +52,11 @@ class Timeline:
             self.spans.append(Span(who, what, tuple(sequences), begin, self.clock() - self.started))
 
     def busy(self, who: str = TARGET, begin: float | None = None, end: float | None = None) -> float:
-        """Return the share of the time between `begin` and `end` that somebody spent on spans.
+        """Return the fraction of the time between `begin` and `end` in which `who` was busy.
 
         Args:
-            begin, end: in seconds; None: from the beginning, or from the first span that is kept, to the last
-                span's end.
+            begin, end: seconds since the timeline began; None: its start, or the oldest span's if older ones
+                were dropped, and the last span's end.
         """
         if begin is None:
             begin = self.spans[0].begin if len(self.spans) == NEWEST else 0.0

@@ -12,27 +12,27 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 
-FORMAT_VERSION = 2  # in 1 a level was two rounds or more
+FORMAT_VERSION = 2  # in format 1 a level took two rounds or more
 ASKED = ("path", "number", "prompt", "seed", "max_new_tokens", "stop", "begin")
 REMEDY = "remove it, or name another place under out"
 
 
 @dataclass
 class Trace:
-    """One tree.
+    """The record of one tree.
 
     Attributes:
         task: its name.
         problem: id and text.
-        settings: of the search, and of a recipe the models.
-        rounds: in order, each with its seconds and its calls, those of a line one after the other: path and
-            number of the call at its node, prompt, seed and limits, and the answer.
-        states: every node in the order in which they were made, the root first and the closing one last;
-            empty until the tree is finished, as all that follows.
-        leaf: path of the best leaf; None: every branch has failed.
+        settings: of the search, and the models if a recipe names them.
+        rounds: in order, each with its seconds and its calls, grouped by line. A call has the path of its
+            node, its number there, prompt, seed, limits and answer.
+        states: all nodes in the order in which they were made, the root first and the closing one last; empty
+            until the tree is finished, like the attributes below.
+        leaf: path of the best leaf; None if every branch has failed.
         closing: the closing generation.
-        result: the task's check of it.
-        without_score: answers of the state evaluator that had no score.
+        result: the task's check of the closing generation.
+        without_score: number of answers of the state evaluator that had no score.
         error: why there is no result.
     """
 
@@ -55,15 +55,15 @@ class Trace:
         return sum(entry["seconds"] for entry in self.rounds)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the trace as JSON, whole or not at all."""
+        """Write the trace as JSON, atomically."""
         write_json(path, asdict(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Trace":
-        """Read what `save` wrote.
+        """Load a trace that `save` wrote.
 
         Raises:
-            UserError: missing, damaged or of another format.
+            UserError: the file is missing, damaged or of another format.
         """
         values = read_json(path)
         if not isinstance(values, dict) or values.get("format_version") != FORMAT_VERSION:
@@ -86,10 +86,10 @@ class Trace:
             raise UserError(f"{path}: damaged ({error}); {REMEDY}") from None
 
     def check_same(self, other: "Trace", path: Path) -> None:
-        """Require task, problem and settings of another trace.
+        """Require that another trace has the same task, problem and settings.
 
         Args:
-            path: this one's file, for the error.
+            path: file of this trace, for the error.
 
         Raises:
             UserError: one of them differs.
@@ -102,7 +102,7 @@ class Trace:
 
 
 def record(numbered: Numbered, answer: Answer) -> dict[str, Any]:
-    """Return a call and its answer as they are in a trace."""
+    """Return the entry of a call and its answer in a trace."""
     given = {
         "text": answer.text,
         "token_ids": list(answer.token_ids),
@@ -118,7 +118,7 @@ def answer_of(call: dict[str, Any]) -> Answer:
 
 
 def is_record_of(call: dict[str, Any], numbered: Numbered) -> bool:
-    """Return whether a recorded call is this one."""
+    """Return whether a recorded call has the same node, number, prompt, seed and limits as this one."""
     return {key: call.get(key) for key in ASKED} == _asked(numbered)
 
 

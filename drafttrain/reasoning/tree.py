@@ -24,11 +24,11 @@ class State:
     """A node: the problem with the thoughts on the path from the root.
 
     Attributes:
-        path: numbers of the children from the root on.
+        path: child index at each level from the root on.
         thoughts: one for each level.
         score: of the newest thought, by the task's scale; votes under `vote`. None: not evaluated.
-        worth: the score as a share of its range, 0 to 1, which searches compare.
-        without_score: answers of the evaluator that had no score and count as the lowest.
+        worth: the score scaled to 0 to 1, which searches compare.
+        without_score: number of evaluator answers without a score; they count as the lowest.
         error: why it has no thought or no score; the branch ends here.
     """
 
@@ -51,10 +51,10 @@ class ThoughtTree:
 
     Attributes:
         steps: levels of thoughts at most.
-        n: thoughts generated from a state.
-        evaluator: each state's own score, or votes for the best of those that are evaluated together.
+        n: thoughts generated from a state, and votes of an evaluation.
+        evaluator: value (each state gets a score) or vote (for the best of those evaluated together).
         states: all of them, in the order in which they were made; the root is first.
-        children: how many each node has had.
+        children: number of children that each node has had.
     """
 
     task: Task
@@ -72,8 +72,8 @@ class ThoughtTree:
 
     def expand(self, states: Sequence[State]) -> Rounds[list[State]]:
         """Generate n thoughts from each of these states and evaluate them; return the new states, without
-        those whose calls have failed. A thought's own score is asked for at once when it is written; a vote
-        waits for all of them."""
+        those whose calls have failed. A thought is scored as soon as it is generated, while a vote waits for
+        all of them."""
         parents = [state for state in states for _ in range(self.n)]
         made = [self._child(parent) for parent in parents]
         grow = self._think if self.evaluator == "vote" else self._think_and_judge
@@ -83,22 +83,22 @@ class ThoughtTree:
         return [child for child in made if child.error is None]
 
     def close(self, leaf: State) -> Rounds[State]:
-        """Generate once after the best leaf, and return the state that ends the tree."""
+        """Run the closing generation after the best leaf, and return its state."""
         closing = self._child(leaf)
         yield [Line(closing.path, self._think(closing, self.task.close))]
         return closing
 
     def _child(self, parent: State) -> State:
-        """Return a new state, whose own thought is still to come."""
+        """Return a new state below a parent, without its thought, which is still to be generated."""
         number, self.children[parent.path] = self.children[parent.path], self.children[parent.path] + 1
         self.states.append(State((*parent.path, number), parent.thoughts))
         return self.states[-1]
 
     def _think(self, child: State, think: Think | None = None) -> Asking[None]:
-        """Generate a state's thought; its failure is noted there.
+        """Generate a state's thought, or set its `error` if a call fails.
 
         Args:
-            think: None: the task's.
+            think: generates the thought; None: the task's `think`.
         """
         try:
             thought = yield from (think or self.task.think)(self.problem, child.thoughts)
@@ -122,7 +122,7 @@ class ThoughtTree:
         child.worth = (child.score - low) / (high - low)
 
     def _vote(self, states: Sequence[State]) -> Rounds[None]:
-        """Let n votes choose among states; votes for none of them are counted at the first one."""
+        """Score states by n votes; votes for none of them count as `without_score` of the first state."""
         if not states:
             return
         shared = _common(state.path[:-1] for state in states)
@@ -159,7 +159,7 @@ def _choice(text: str) -> int | None:
 
 
 def _common(paths) -> NodePath:
-    """Return the longest path that all of these begin with."""
+    """Return the longest common prefix of paths."""
     first, *others = paths
     for n in range(len(first), 0, -1):
         if all(other[:n] == first[:n] for other in others):

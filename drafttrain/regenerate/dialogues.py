@@ -1,6 +1,6 @@
-"""Chats whose assistant turns are to be rewritten: what is asked, in which order, and what came back.
+"""Chats whose assistant turns are rewritten: what is asked, in which order, and the answers.
 
-Knows neither files nor the engine that answers.
+This module depends neither on files nor on the engine that answers.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ class Completion:
         id: the request's.
         token_ids: the stop token included.
         finish_reason: "stop", "length", "not_finite" (NaN or infinite logits) or "failed" (no reply from the
-            server); an answer for the first two alone.
-        states: the target's, of prompt and answer but for its last token, if they are kept.
+            server); only the first two are answers.
+        states: hidden states of prompt and answer without its last token, if they are kept.
     """
 
     id: str
@@ -73,7 +73,7 @@ class Dialogue:
         return len(self.answers) == len(self.questions)
 
     def said(self) -> list[Message]:
-        """Return the system turn and the questions that have answers, with these."""
+        """Return the messages so far: the system turn, and the answered questions with their answers."""
         turns = list(self.system)
         for question, answer in zip(self.questions, self.answers):
             turns += [Message("user", question), answer]
@@ -81,7 +81,7 @@ class Dialogue:
 
     @property
     def asked(self) -> list[str]:
-        """Return the turns that the target does not write."""
+        """Return the texts of the system and user turns."""
         return [message.content for message in self.system] + self.questions
 
     def prompt(self) -> list[Message]:
@@ -102,14 +102,14 @@ class Dialogue:
         return row
 
     def matches(self, row: dict[str, Any]) -> bool:
-        """Return whether a row written earlier answers the same questions at this temperature."""
+        """Return whether a row written earlier answers these questions, or the first, at this temperature."""
         asked, turns = questions(row), row.get("conversations", [])
         is_same = row.get("temperature") == self.temperature and asked == self.asked[: len(asked)]
         return is_same and len(turns) > 1
 
 
 def questions(row: dict[str, Any]) -> list[str]:
-    """Return the turns of a written row that the target has not written."""
+    """Return the texts of the system and user turns of a written row."""
     return [turn["value"] for turn in row.get("conversations", []) if turn["from"] != "gpt"]
 
 
@@ -128,11 +128,11 @@ def plan_dialogues(
     seed: int,
     deduplicate: bool,
 ) -> Iterator[Dialogue]:
-    """Strip conversations down to what the target is to answer.
+    """Yield the dialogues that the target is to answer, without the conversations' assistant turns.
 
-    Assistant turns go. A chat ends before its first tool result, which answers a call that the target may not
-    make. An id that occurs again gets a number ("x", "x#2", …), in reading order. Whether a chat is answered
-    greedily depends on seed and id alone.
+    A chat ends before its first tool result, which answers a call that the target may not make. An id that
+    occurs again gets a number ("x", "x#2", …), in reading order. Whether a chat is answered greedily depends
+    only on seed and id.
 
     Args:
         conversations: as read.
@@ -197,11 +197,11 @@ def _questions(conversation: Conversation) -> tuple[list[Message], list[str]]:
 
 
 class TurnQueue:
-    """An iterator of the turns that can be asked now, those of similar prompt length one after the other.
+    """Iterator over the turns that can be asked now, in which prompts of similar length follow each other.
 
     Ready turns are kept sorted by prompt length and taken in a sweep from short to long, again and again. New
-    conversations join at the start of a sweep, next turns whenever the answer before them is there. An
-    iterator of `ChatRequest`s as `decode_requests` takes it: None means that all that is left waits for an
+    conversations join at the start of a sweep, next turns as soon as the answer before them is there. It
+    yields `ChatRequest`s, as `decode_requests` reads them: None means that all remaining turns wait for an
     answer.
     """
 
@@ -215,7 +215,7 @@ class TurnQueue:
         Args:
             dialogues: taken as they are needed.
             to_request: makes the request of a dialogue's next turn; None gives the dialogue up.
-            window: how many turns are kept ready, among which the sweep sorts.
+            window: number of turns kept ready and sorted.
         """
         self._fresh, self._to_request, self._window = iter(dialogues), to_request, window
         self._ready: list[ChatRequest] = []

@@ -1,4 +1,4 @@
-"""Engines that answer: the target in this process, or a server. Both take requests and yield completions."""
+"""Engines that answer: the target in this process, or a server. Both turn requests into completions."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -37,7 +37,7 @@ def in_process(
     """Return the engine that runs the target here, with `rows` answers at once or as many as memory allows.
 
     Args:
-        max_cache_gb: for keys and values (10^9 bytes); None: half of what is free on the GPU, 4 on a CPU.
+        max_cache_gb: of the KV cache (10^9 bytes); None: half of the free GPU memory, 4 on a CPU.
         recorder: keeps the target's states, for the completions.
 
     Raises:

@@ -22,7 +22,7 @@ from drafttrain.regenerate.dialogues import ChatRequest, Completion
 from drafttrain.utils.errors import UserError, brief
 
 CONNECT_TIMEOUT_S = 10.0
-LONGEST_WAIT_S, LONGEST_ADVISED_S = 60.0, 600.0  # by our own choice, and by the server's
+LONGEST_WAIT_S, LONGEST_ADVISED_S = 60.0, 600.0  # before a retry: our choice, and the server's
 PROBE_RETRIES = 2
 CHECK = "check regenerate.server (another endpoint? seeds: false?)"
 WORTH_A_RETRY = (408, 409, 425, 429)  # and everything from 500 on
@@ -59,7 +59,7 @@ class OpenAIClient:
     Attributes:
         model: the model's name on the server.
         returns_ids: whether the server returns token ids; set by `probe`.
-        extends: whether it takes what OpenAI's own API does not have; set by `probe`.
+        extends: whether it accepts parameters that OpenAI's own API lacks; set by `probe`.
         notes: notes on this server for the user, a sentence each.
     """
 

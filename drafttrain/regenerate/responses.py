@@ -175,7 +175,7 @@ def read_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return a whole line's row, or None."""
+    """Return the row of a line; None if the line is cut off or damaged."""
     try:
         row = json.loads(line)
     except ValueError:

@@ -1,6 +1,6 @@
 """One call of the regeneration stage: what is pending, what comes back, and where it is written.
 
-Does not know what answers.
+It does not depend on the engine that answers.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from drafttrain.data.config import PromptSet, RegenerateConfig
 
 SWEEP = 8  # turns kept ready, among which similar prompt lengths are found, per answer under way
-ENOUGH_TO_JUDGE = 20  # failures, before their share is held against max_failed
-FEW = 3  # failures that are no reason to stop in the end
+ENOUGH_TO_JUDGE = 20  # failures from which their share is compared with max_failed
+FEW = 3  # failures that are accepted at the end regardless of their share
 
 
 class _LimitReached(Exception):
-    """The message is the name of the limit."""
+    """Raised when a limit is reached; the message is its name."""
 
 
 def plan(
@@ -61,12 +61,12 @@ def plan(
     """Return the conversations of all sources by id, in order, and the number of rows read.
 
     Args:
-        skipped: reasons for which rows are left out are counted there.
-        prompts: conversations that hold one are left out.
-        measured: and none of the others may hold one of these.
+        skipped: counts the reasons for which rows are left out.
+        prompts: conversations that hold one of these are left out.
+        measured: prompts that none of the other conversations may hold.
 
     Raises:
-        UserError: one does, or there are none to answer.
+        UserError: a conversation holds a measured prompt, or there are none to answer.
     """
     reports = [ReadReport() for _ in config.sources]
 
@@ -117,15 +117,15 @@ class Rewriting:
         self.report = RegenerateReport(read=n_read)
         self.file = ResponseFile(out)
         self.tried = 0
-        self.taken: set[str] = set()  # dialogues that go on from another run's answers
-        self.limit = ""  # the setting that ended it early
+        self.taken: set[str] = set()  # ids of dialogues that continue another run's answers
+        self.limit = ""  # name of the limit that ended it early
 
     def recover(self) -> None:
-        """Count what an earlier call has written; it is not pending any more."""
+        """Count the rows that an earlier call has written, and remove them from `pending`."""
         for row in self.file.recover():
             dialogue = self.pending.pop(row["id"], None)
             if dialogue is None and any(map(self.prompts.overlap, questions(row))):
-                continue  # answered before its prompt was among those; `finish` leaves it out
+                continue  # answered before its prompt was excluded; `finish` leaves it out
             if dialogue is None or not dialogue.matches(row):
                 raise UserError(
                     f"{self.file.partial}: conversation {row['id']!r} is not in the sources in this form: "
@@ -150,14 +150,14 @@ class Rewriting:
                     self.taken.add(dialogue.id)
 
     def _is_too_long(self, dialogue: Dialogue) -> bool:
-        """Return whether the next question of a dialogue cannot be asked."""
+        """Return whether the prompt of a dialogue's next turn is longer than `max_prompt_tokens`."""
         return len(encode_prompt(self.tokenizer, dialogue.prompt())) > self.config.max_prompt_tokens
 
     def answer(self, engine: Engine, console: Console) -> None:
-        """Run until nothing is pending or a limit is reached, whose name is then in `limit`.
+        """Answer until nothing is pending or a limit is reached, which `limit` then names.
 
         Raises:
-            UserError: too much failed.
+            UserError: too many conversations failed.
         """
         config, begun = self.config, time.monotonic()
         self.tried = 0
@@ -260,7 +260,7 @@ class Rewriting:
         if dialogue.is_finished:
             self.write(dialogue, dialogue.to_row())
         elif turns.put(dialogue):
-            dialogue.states = None  # those of the next turn have them, too
+            dialogue.states = None  # the next turn's states include them
 
     def write(self, dialogue: Dialogue, row: dict[str, Any]) -> None:
         self.file.append(row)
@@ -271,7 +271,7 @@ class Rewriting:
         del self.pending[dialogue.id]
 
     def close(self) -> None:
-        """Write the states that wait, and close the files."""
+        """Write the hidden states that are still in memory, and close the files."""
         if self.recordings is not None:
             self.recordings.flush()
         self.file.close()
@@ -293,8 +293,8 @@ class Rewriting:
         self.check_failed(ENOUGH_TO_JUDGE, self.tried)
 
     def check_failed(self, enough: int, tried: int) -> None:
-        """Hold the share of failures among conversations that were tried against `max_failed`, where there
-        are enough of them.
+        """Compare the share of failures among conversations that were tried with `max_failed`, if there are
+        enough failures.
 
         Raises:
             UserError: it is larger.

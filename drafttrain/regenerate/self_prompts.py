@@ -34,7 +34,7 @@ def user_header(target: FrozenTarget) -> list[int]:
     """Return token ids of an empty chat up to where the user's first words begin.
 
     Raises:
-        UserError: the template does not show the user's words as they are.
+        UserError: the template changes the user's words.
     """
     text = render(target.tokenizer, [Message("user", MARK)], "the user header")
     if MARK not in text:
@@ -55,10 +55,10 @@ def write_self_prompts(
     batch_rows: int = 128,
     console: Console | None = None,
 ) -> int:
-    """Let the target write prompts and store them as JSON lines {"id", "conversations"}, in ShareGPT form.
+    """Sample prompts from the target and store them as JSON lines {"id", "conversations"}, in ShareGPT form.
 
-    Unfinished, very short and repeated ones are left out, so fewer than `number` arrive. An interrupted call
-    goes on from `<out>.part`; `out` appears when all is done.
+    Unfinished, very short and repeated ones are left out, so fewer than `number` remain. An interrupted call
+    continues from `<out>.part`; `out` appears when all is done.
 
     Args:
         number: prompts to sample.
@@ -110,7 +110,7 @@ def write_self_prompts(
 
 
 def _read_part(part: Path, made_by: dict[str, Any]) -> Iterator[tuple[int, str | None]]:
-    """Yield what an interrupted call has done; cut off a half-written last line.
+    """Yield the numbers and prompts that an interrupted call has sampled; cut off a half-written last line.
 
     Args:
         made_by: the first line: what prompts depend on.

@@ -35,12 +35,12 @@ RECORD = "regenerate.json"
 
 @dataclass
 class KeptStates:
-    """The target's states that are kept while it answers.
+    """Which hidden states of the target are kept while it answers.
 
     Attributes:
-        blocks: those whose outputs are kept, as `drafter.tapped_blocks`; final states are kept anyway.
+        blocks: blocks whose outputs are kept, as `drafter.tapped_blocks`; final states are always kept.
         dtype: "bfloat16" or "float32".
-        max_bytes: what does not fit is left out.
+        max_bytes: limit of disk space; states that do not fit are not kept.
         shard_tokens: in one file, which is in memory until it is written.
     """
 
@@ -92,7 +92,7 @@ def answer_conversations(
     A folder that holds a part of the result, or a result with failed conversations, is continued.
 
     Args:
-        config: what and how.
+        config: what to answer, and how.
         out: folder to write or to continue.
         target: answers in process; None with `config.server`.
         tokenizer: the target's.
@@ -153,7 +153,7 @@ def estimate(config: RegenerateConfig) -> dict[str, int]:
 
 
 def _recordings(kept: KeptStates, target: FrozenTarget, out: Path, earlier: Sequence[Path]) -> Recordings:
-    """Begin or continue the states beside the answers; those of earlier answers come along with them."""
+    """Begin or continue the recording of states next to the answers; those of earlier ones are moved here."""
     folder = states_folder(out)
     last = next((one for one in map(states_folder, reversed(earlier)) if one.exists()), None)
     if last is not None and not folder.exists():
@@ -217,7 +217,7 @@ def _refuse_other_settings(out: Path, settings: dict[str, Any]) -> None:
 
 
 def _recorded(folder: Path) -> dict[str, Any] | None:
-    """Return what a folder's answers were made with; None where the record is missing or damaged."""
+    """Return the record of a folder's settings and counts; None if it is missing or damaged."""
     with contextlib.suppress(UserError):
         if (folder / RECORD).exists() and isinstance(found := read_json(folder / RECORD), dict):
             return found
@@ -225,7 +225,7 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
 
 
 def _difference(folder: Path, settings: dict[str, Any]) -> tuple[str, Any] | None:
-    """Return a setting that was another one when a folder was made, and what it was; None: no such one."""
+    """Return a setting that has changed since a folder was made, and its value then; None if none has."""
     before = read_json(folder / RECORD).get("settings", {})
     unknown = {"weights", "tokenizer_of"} - before.keys()  # to earlier versions
     names = (name for name in {**before, **settings} if name not in unknown)

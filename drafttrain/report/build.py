@@ -1,4 +1,4 @@
-"""`drafttrain report`: one HTML page from raw files, which reads without a network and without scripts."""
+"""`drafttrain report`: make one HTML page from raw files; it needs neither a network nor scripts."""
 
 import itertools
 import os
@@ -54,9 +54,9 @@ class Page:
     Attributes:
         title, subtitle: at its head.
         tiles: key numbers.
-        claims: their conditions.
+        claims: what the key numbers were measured on, and their flags.
         sections: the figures.
-        best: method whose rows stand out.
+        best: method whose rows are highlighted.
         sources: name and hash of each raw file.
     """
 
@@ -119,7 +119,7 @@ def make_page(
     """Return the content of the page from raw data.
 
     Args:
-        bundles: with names of their own.
+        bundles: with distinct names.
         sweeps: by name.
     """
     measured = benchmark.groups
@@ -150,12 +150,12 @@ def make_page(
 
 
 def distinct(names: list[str], places: list[str]) -> list[str]:
-    """Return names, and in place of those that several have the places that they come from."""
+    """Return the names, replaced by the corresponding places where a name occurs more than once."""
     return [place if names.count(name) > 1 else name for name, place in zip(names, places)]
 
 
 def _sweep_name(path: str) -> str:
-    """Return folder or file name, the more specific one."""
+    """Return the name of a sweep: its file's, or its folder's if the file is just called points."""
     place = Path(path)
     name = place.stem.removeprefix("points").strip("_-. ") if place.suffix else place.name
     return name or place.resolve().parent.name
@@ -260,10 +260,10 @@ def render(page: Page) -> str:
 
 
 def breakable(words: str) -> Markup:
-    """Return escaped words that may be broken after every comma: policies have no spaces."""
+    """Escape words and allow line breaks after commas, because policies have no spaces."""
     return Markup(re.sub(r",(?=\S)", ",<wbr>", str(escape(words))))
 
 
 def inline_code(words: str) -> Markup:
-    """Return the same, with the text between backticks as code."""
+    """Escape words as `breakable` does, and show the text between backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(breakable(words))))

@@ -117,7 +117,7 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, tuple[str, float]]) 
 
 
 def _operating_point(calibration: Calibration, name: str, tokens: float) -> tuple[str, str]:
-    """Return the time of a step of some tokens, in a sentence and as a mark."""
+    """Return the time to verify some tokens, as a sentence and as the label of a mark."""
     verify = min(calibration.target, key=lambda curve: abs(curve.context - CONTEXT)).cost()
     ms, single, timed = 1000 * verify(tokens), 1000 * verify(1), max(verify.sizes)
     beyond = f", by extrapolation from {timed}" if tokens > timed else ""
@@ -141,8 +141,8 @@ def _cost_chart(title: str, label: str, curves: Sequence[Curve], marks: list[tup
 
 
 def operating_points(bundles: Sequence[BundleFiles], head: Headline | None) -> dict[str, tuple[str, float]]:
-    """Return for each bundle the tree that was chosen for it and its mean tokens per step, root included: by
-    its own evaluation, or else the benchmark's first method."""
+    """Return for each bundle the tree that was chosen for it and its mean tokens per step, root included:
+    from its own evaluation, or else from the headline method of the benchmark."""
     points = {}
     for bundle in bundles:
         tasks = (bundle.evaluation or {}).get("tasks", {})

@@ -53,7 +53,7 @@ class Headline:
 
 
 def headline(benchmark: Benchmark, measured: Sequence[Group]) -> Headline | None:
-    """Return the method to begin with; None if no method drafts on all tasks."""
+    """Return the page's main method, over all tasks or else over one; None if no method drafts there."""
     coldest = min(m.temperature for m in measured)
     tree = benchmark.settings.get("tree")
 
@@ -209,7 +209,7 @@ def time_and_memory(measured: Sequence[Group]) -> Section:
 
 
 def styles(measured: Sequence[Group]) -> dict[str, int]:
-    """Return a number for each drafting method, the same in all figures."""
+    """Return the style number (color and marker) of each drafting method, the same in all figures."""
     names = dict.fromkeys(name for task in measured for name in task.drafting)
     return {name: i for i, name in enumerate(names)}
 
@@ -248,7 +248,7 @@ def acceptance(measured: Sequence[Group], style: dict[str, int]) -> Section:
 def verify_accept(
     measured: Sequence[Group], style: dict[str, int], sweeps: dict[str, list[Point]]
 ) -> Section:
-    """Return γ against τ, of sweeps and of the benchmark's rows."""
+    """Return τ (accept_len) against γ (draft tokens per step), of sweeps and of the benchmark's rows."""
     section = Section("verified")
     families = dict.fromkeys(point.family for points in sweeps.values() for point in points)
     numbers = {family: len(style) + i for i, family in enumerate(families)}

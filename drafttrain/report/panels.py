@@ -11,7 +11,7 @@ class Bar:
     """One bar.
 
     Attributes:
-        label: beside it.
+        label: its name.
         value: its length.
         text: the value in words, as short as possible.
         note: everything about it, in one line.
@@ -67,7 +67,7 @@ class Series:
         line: whether the points are joined.
         front: other coordinates to join by a line, such as a Pareto front.
         low, high: band around the points; empty for none.
-        open: whether a point rests on little, to be drawn hollow; empty for none.
+        open: whether a point is based on few tokens and drawn hollow; empty for none.
         small: whether there are too many points for large markers.
     """
 
@@ -155,7 +155,7 @@ class Tree:
         return "accepted: " + " ".join(node.text for node in self.nodes if node.kind == "accepted")
 
     def places(self) -> list[tuple[int, float]]:
-        """Return column (depth) and row of each node; parents are amid their children."""
+        """Return column (depth) and row of each node; a parent is centered on its children."""
         children: list[list[int]] = [[] for _ in self.nodes]
         columns, rows, next_row = [0] * len(self.nodes), [0.0] * len(self.nodes), 0.0
         for i, node in enumerate(self.nodes):
@@ -197,7 +197,7 @@ class Span:
     Attributes:
         text: of the drafted tokens.
         own: of the target's own token after them.
-        iteration: number of the target forward that brought it; 0 is the prompt's.
+        iteration: number of the target forward that emitted it; 0 is the prompt's.
         note: one line on it.
     """
 
@@ -214,7 +214,7 @@ class Section:
     Attributes:
         name: for links, the template, and the file names of pictures.
         words: paragraphs before the figures.
-        panels: figures of one kind, beside each other.
+        panels: figures of one kind, next to each other.
         pairs: whether every two of them belong together.
         legend: of all panels: name, style of a series or kind of a bar, and whether a series is a line.
         notes: paragraphs after the figures: reasons for distrust.
@@ -240,7 +240,7 @@ class Section:
 
 
 def span(values: Sequence[float], floor: float | None = None, air: float = 0.06) -> tuple[float, float]:
-    """Return the ends of an axis that shows all values with some air; it begins at `floor`, if given."""
+    """Return the ends of an axis that shows all values with some margin; it begins at `floor`, if given."""
     low = min(values) if floor is None else floor
     high = max(values)
     gap = (high - low or abs(high) or 1.0) * air

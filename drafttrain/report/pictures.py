@@ -22,7 +22,7 @@ from drafttrain.report.svg import HATCH, LETTER, WIDTH, drawn, sign, tag, text
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import whole_file
 
-ACROSS, GAP, TITLE = 3, 24.0, 18.0  # panels beside each other; space between them, height of a title
+ACROSS, GAP, TITLE = 3, 24.0, 18.0  # panels in a row; space between them, height of a title
 CLASSIFIER_PICTURES = "classifier_reliability.png", "classifier_recall.png"
 ZOOM = 2.5  # pixels per unit
 FONTS = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSansMono.ttf")  # matplotlib brings them
@@ -109,7 +109,7 @@ def sheet(panels: list[Panel], legend: list[tuple[str, int | str, bool]]) -> Mar
 
 
 def stylesheet() -> str:
-    """Return the rules that figures are drawn by."""
+    """Return the style sheet of the figures."""
     return (files("drafttrain.report") / "figures.css").read_text(encoding="utf-8")
 
 

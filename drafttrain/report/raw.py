@@ -1,4 +1,4 @@
-"""The raw files that a page is made from, read and checked. Nothing else goes into it."""
+"""Read and check the raw files that a page is made from; nothing else goes into it."""
 
 import gzip
 import json
@@ -81,7 +81,7 @@ class Group:
         return f"{row.prompts} answer{'s' if row.prompts > 1 else ''}{repeats}"
 
     def only(self, methods: Sequence[str]) -> list[Measurement]:
-        """Return the measurements with the runs of these methods alone."""
+        """Return the measurements with only the runs of these methods."""
         return [replace(m, runs={name: m.runs[name] for name in methods}) for m in self.measurements]
 
 

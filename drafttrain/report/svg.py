@@ -72,7 +72,7 @@ def swatch(style: int | str, line: bool = True) -> Markup:
 
 
 def sign(style: int | str, line: bool = True, **attributes: object) -> Markup:
-    """Return line and marker of a series, or a bar of some kind, 28 units wide and 14 high."""
+    """Return the sign of a legend entry: line and marker of a series, or a bar; 28 units wide and 14 high."""
     if isinstance(style, str):
         shapes = {
             "ceiling": tag("path", d="M14 1v12", class_="ceiling"),
@@ -212,7 +212,7 @@ def _series(series: Series, x: Callable[[float], float], y: Callable[[float], fl
 
 
 def _dash(style: int) -> str | None:
-    """Return a line's dashes, so that no difference is by color alone; they change when colors repeat."""
+    """Return a style's dashes, so that lines never differ in color alone; they change when colors repeat."""
     return DASHES[(style + 2 * (style // COLORS)) % len(DASHES)] or None
 
 

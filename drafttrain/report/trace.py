@@ -1,6 +1,6 @@
-"""One prompt's decoding seen from inside: the tree of each iteration, the path that was accepted, the text.
+"""Record the decoding of one prompt: the tree of each iteration, the path that was accepted, the text.
 
-The shipped loop decodes; only its acceptance rule is wrapped, in one that notes trees and accepted paths.
+The normal loop decodes; only its acceptance rule is wrapped, in one that records trees and accepted paths.
 """
 
 import os
@@ -23,7 +23,7 @@ from drafttrain.utils.files import read_json, usable
 from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 1
-LEAST = -100.0  # log-probability at which impossible drafts are noted
+LEAST = -100.0  # log-probability that is recorded for impossible drafts
 NODES = ("tokens", "parents", "depths", "log_probs")
 
 
@@ -35,8 +35,8 @@ class Iteration:
         tokens, parents, depths: the tree's nodes as in `TokenTree`, root first; none for the prompt's own
             forward.
         texts: of each node's token by itself.
-        log_probs: of each node given its parent, natural logarithm; 0 throughout where drafts come from no
-            distribution.
+        log_probs: of each node given its parent, natural logarithm; all 0 if drafts, such as n-grams, come
+            from no distribution.
         path: nodes that were accepted and emitted, from the root on.
         emitted: token ids; the drafted ones come first.
         pieces: text that became certain with each of them; they add up to the output.
@@ -105,12 +105,12 @@ class Trace:
 
     @property
     def text(self) -> str:
-        """The whole output."""
+        """Return the whole output."""
         return "".join(piece for iteration in self.iterations for piece in iteration.pieces)
 
     @property
     def accept_len(self) -> float:
-        """Tokens emitted per target forward after the prompt's."""
+        """Return the tokens emitted per target forward after the prompt's."""
         steps = self.iterations[1:]
         return sum(len(step.emitted) for step in steps) / len(steps) if steps else 0.0
 
@@ -137,7 +137,7 @@ class Trace:
 
 
 class NotingRule(AcceptanceRule):
-    """Greedy acceptance that keeps the last tree and what was accepted of it."""
+    """Greedy acceptance rule that records the last tree and what was accepted of it."""
 
     tree: TokenTree
     accepted: Accepted
@@ -148,7 +148,7 @@ class NotingRule(AcceptanceRule):
 
 
 def trace(target: FrozenTarget, proposer: Proposer, prompt_ids: list[int], max_new_tokens: int) -> Trace:
-    """Decode one prompt greedily and note every iteration.
+    """Decode one prompt greedily and record every iteration.
 
     Args:
         target: with a tokenizer, or texts are empty.

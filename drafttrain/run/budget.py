@@ -1,11 +1,11 @@
-"""How much of each stage fits into a time on a machine of measured speed: arithmetic, nothing is measured.
+"""Plan how much of each stage fits into a time budget, from measured speeds; nothing is measured here.
 
-    seconds of a stage = work / measured speed + loading the target + a declared start
+    seconds of a stage = work / measured speed + loading the target + a fixed start
 
-Every stage has a share of the time that does not depend on what the others need, so a faster machine never
-plans less of anything. What does not fit its share is left out; what replaces it is bundled: answers of the
-target in place of new ones, a trained drafter in place of a new one. Where the share of the evaluation is too
-small for one that says something, nothing else is done.
+Every stage gets a fixed share of the time, regardless of what the others need, so a faster machine never
+plans less of anything. A stage that does not fit its share is skipped and something bundled takes its place:
+existing answers of the target instead of new ones, a trained drafter instead of a new one. If the share of
+the evaluation is too small for a meaningful one, the evaluation gets all of the time.
 """
 
 import dataclasses
@@ -18,25 +18,25 @@ from drafttrain.trees.costs import EXAMPLE_COSTS
 from drafttrain.trees.parse import uses_calibration
 
 UNLIMITED = 10**6  # rows of a source or prompt set without a limit
-SPARE = 0.2  # of the time: other processes, speeds that were measured a little too high
+SPARE = 0.2  # share of the time left unplanned: other processes, speeds that were measured a little too high
 SHARES = {
     "regenerate": 0.10,  # new answers are of the same model as the bundled ones: they add variety
     "train": 0.35,  # corpus, hidden states and training; the drafter it starts from is good already
     "calibrate": 0.10,  # the short one; decides between trees that are within a tenth of each other
     "evaluate": 0.45,  # the result: three decoders on every prompt, and the comparison in fp32
 }
-START_S = 5.0  # of each stage: reading, tokenizing, checks, plots
-LOADS = {"regenerate": 1, "train": 3, "calibrate": 2, "evaluate": 5}  # of the target, copies included
+START_S = 5.0  # overhead of each stage: reading, tokenizing, checks, plots
+LOADS = {"regenerate": 1, "train": 3, "calibrate": 2, "evaluate": 5}  # how often each loads a target or copy
 LEAST_STEPS = 30  # fewer move a trained drafter by less than the noise of its measurement
 LEAST_ANSWERS = 16
-VALIDATION = 0.1  # of the training's time
-CALIBRATION_S = 10.0  # after which the parts of the short calibration begin nothing more
-CALIBRATION_ROUNDS, CALIBRATION_TURNS = 3, 4  # done at least, or under way by then
-CALIBRATION_FORWARDS, CALIBRATION_TOKENS = 20, 169  # of a round of timing: forwards, their tokens
+VALIDATION = 0.1  # share of the training's time
+CALIBRATION_S = 10.0  # after which the parts of the short calibration start no more work
+CALIBRATION_ROUNDS, CALIBRATION_TURNS = 3, 4  # minimum, or still running at that time
+CALIBRATION_FORWARDS, CALIBRATION_TOKENS = 20, 169  # forwards in a round of timing, and their tokens
 CALIBRATION_ANSWER = 32  # tokens
 WARM_UP_TOKENS = 16
-STOCK_PROMPT, STOCK_TOKENS = 16, 4  # of the first run of a dtype of transformers that is tried
-STOCK_TRIALS, STOCK_S = 3, 10.0  # times that run: the other dtype may take twice as long; later runs, at most
+STOCK_PROMPT, STOCK_TOKENS = 16, 4  # of the first run in each dtype that is tried for transformers
+STOCK_TRIALS, STOCK_S = 3, 10.0  # first runs, as the other dtype may take twice as long; later runs, seconds
 # mean tokens of the bundled texts, chat template included
 PROMPT = 105  # MT-bench, GSM8K and HumanEval
 ASKED = 65  # data/train/conversations.jsonl, first turns
@@ -48,14 +48,14 @@ class Speeds:
     """Tokens per second of each kind of work, in the recipe's dtype.
 
     Attributes:
-        load_seconds: to load the target.
-        generate: of the target, answering `generate_rows` prompts at once.
-        generate_rows: the number at which it was fastest.
-        collect: of the target over whole documents, states stored; prompts are read about as fast.
-        train: of training over stored states.
-        decode: of the target alone, one sequence.
-        transformers: of `generate` of transformers, one sequence.
-        draft: of decoding with drafts, one sequence.
+        load_seconds: seconds to load the target.
+        generate: the target answering `generate_rows` prompts at once.
+        generate_rows: the number of rows at which that was fastest.
+        collect: the target over whole documents, states stored; prefill is about as fast.
+        train: training on stored states.
+        decode: the target alone, one sequence.
+        transformers: `generate` of transformers, one sequence.
+        draft: decoding with drafts, one sequence.
     """
 
     load_seconds: float
@@ -70,16 +70,16 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How much is measured. Trees are tuned over where there are several.
+    """Size of an evaluation. If there are several trees, one is chosen on tuning prompts.
 
     Attributes:
-        tasks: the first ones of the recipe.
-        prompts: of each task.
-        new_tokens: per prompt.
-        trees: the first ones of the recipe that can be used.
-        tune_prompts: on which the tree is chosen.
-        lossless_prompts: compared in fp32.
-        lossless_tokens: per prompt there.
+        tasks: number of tasks; the first ones of the recipe are measured.
+        prompts: prompts of each task.
+        new_tokens: tokens decoded per prompt.
+        trees: number of trees; the first usable ones of the recipe are tried.
+        tune_prompts: prompts on which the tree is chosen.
+        lossless_prompts: prompts compared in fp32.
+        lossless_tokens: tokens decoded per prompt for that.
     """
 
     tasks: int
@@ -91,12 +91,12 @@ class Evaluation:
     lossless_tokens: int
 
     def within(self, most: "Evaluation") -> "Evaluation":
-        """Return the same, but in nothing more than `most`."""
+        """Return the smaller of this size and `most`, field by field."""
         return Evaluation(*map(min, dataclasses.astuple(self), dataclasses.astuple(most)))
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Evaluation":
-        """Return what a recipe asks for."""
+        """Return the size that a recipe asks for."""
         config = recipe.evaluate
         return cls(
             tasks=len(config.prompts),
@@ -127,23 +127,23 @@ SIZES = [
     Evaluation(3, 16, 96, 4, 8, 16, 64),
     Evaluation(3, 20, 96, 4, 8, 16, 64),
 ]
-DECENT = 5  # index of the least that the other stages have to leave room for: all tasks, some prompts each
+DECENT = 5  # index of the smallest size for which other stages run as well: all tasks, some prompts each
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of each stage is to be done.
+    """Amount of work planned for each stage.
 
     Attributes:
-        answers: new ones; 0: none.
-        conversations: of the corpus, new answers included.
-        steps: of training; 0: the drafter that it would start from is taken.
-        eval_prompts: decoded to validate the trained drafter.
-        calibrates: whether the short calibration is made.
-        evaluation: what is measured.
-        seconds: each stage's, by the model above.
-        fitting: the answers and steps that fit their shares, whether they are enough or not; empty where the
-            evaluation leaves no time for others.
+        answers: new answers of the target; 0: none are generated.
+        conversations: conversations of the corpus, new answers included.
+        steps: training steps; 0: the drafter that training would start from is used untrained.
+        eval_prompts: prompts decoded to validate the trained drafter.
+        calibrates: whether the short calibration runs.
+        evaluation: size of the evaluation.
+        seconds: estimated seconds by stage.
+        fitting: the answers and steps that fit their shares, even if too few to be worth it; empty if the
+            evaluation leaves no time for other stages.
     """
 
     answers: int
@@ -162,18 +162,18 @@ class Plan:
 
 
 def rows_of(sources: Sequence[Source]) -> int:
-    """Return the most rows of some sources."""
+    """Return the maximum number of rows of some sources."""
     limits = (source.max_conversations for source in sources)
     return sum(UNLIMITED if limit is None else limit for limit in limits)
 
 
 def asked_rows(recipe: Recipe) -> int:
-    """Return the most conversations that the target answers; 0 without a section regenerate."""
+    """Return the maximum number of conversations that the target answers; 0 without a section regenerate."""
     return rows_of(recipe.regenerate.sources) if recipe.regenerate else 0
 
 
 def limit_of(prompts: PromptSet) -> int:
-    """Return the most prompts of a set."""
+    """Return the maximum number of prompts of a set."""
     return UNLIMITED if prompts.limit is None else prompts.limit
 
 
@@ -183,11 +183,11 @@ def plain_trees(trees: Sequence[str]) -> list[str]:
 
 
 def plan(speeds: Speeds, seconds: float, recipe: Recipe) -> Plan:
-    """Fit a run to a time. Of a calibration the short one is planned, also where the recipe has a full one.
+    """Fit a recipe's stages into a time budget; a full calibration is replaced by the short one.
 
     Args:
-        seconds: that are left for it. `SPARE` of them are not planned.
-        recipe: what is asked for at most.
+        seconds: the budget, of which the share `SPARE` stays unplanned.
+        recipe: upper limit of all that is planned.
     """
     most, n_plain = Evaluation.of(recipe), len(plain_trees(recipe.evaluate.trees))
     shares = {stage: share * seconds * (1 - SPARE) for stage, share in SHARES.items()}
@@ -225,12 +225,12 @@ def plan(speeds: Speeds, seconds: float, recipe: Recipe) -> Plan:
 
 
 def _largest(speeds: Speeds, sizes: list[Evaluation], seconds: float) -> Evaluation:
-    """Return the largest evaluation that fits; the smallest where none does."""
+    """Return the largest evaluation that fits into the seconds; the smallest if none does."""
     return [size for size in sizes if size is sizes[0] or evaluate_seconds(speeds, size) <= seconds][-1]
 
 
 def stage_seconds(speeds: Speeds, planned: Plan, recipe: Recipe) -> dict[str, float]:
-    """Return the seconds of each stage of a plan; those that are left out are left out here."""
+    """Return the estimated seconds of each stage of a plan; skipped stages have no entry."""
     seconds = {}
     if planned.answers:
         seconds["regenerate"] = regenerate_seconds(speeds, planned.answers, recipe)
@@ -242,7 +242,7 @@ def stage_seconds(speeds: Speeds, planned: Plan, recipe: Recipe) -> dict[str, fl
 
 
 def regenerate_seconds(speeds: Speeds, answers: int, recipe: Recipe) -> float:
-    """Return the time of reading prompts and generating; a half-empty batch takes as long as a full one."""
+    """Return the seconds of prefill and generation; a half-empty batch takes as long as a full one."""
     generated = max(answers, speeds.generate_rows) * recipe.regenerate.max_new_tokens
     start = _start(speeds, "regenerate")
     return start + answers * ASKED / speeds.collect + generated / speeds.generate
@@ -256,7 +256,7 @@ def train_seconds(speeds: Speeds, conversations: int, eval_prompts: int, recipe:
 
 
 def calibrate_seconds(speeds: Speeds) -> float:
-    """Return the time of the short calibration: its limit, or on a slow machine the least that it does."""
+    """Return the seconds of the short calibration: its time limit and the work that may exceed it."""
     round_seconds = CALIBRATION_FORWARDS / speeds.decode + CALIBRATION_TOKENS / speeds.collect
     decoding = CALIBRATION_TURNS * _turn(speeds, speeds.draft, CALIBRATION_ANSWER)
     return _start(speeds, "calibrate") + CALIBRATION_S + CALIBRATION_ROUNDS * round_seconds + decoding
@@ -276,7 +276,7 @@ def evaluate_seconds(speeds: Speeds, size: Evaluation) -> float:
 
 
 def _three(speeds: Speeds, tokens: int) -> float:
-    """Return the time of a prompt decoded plainly, by transformers, and with drafts."""
+    """Return the seconds of decoding a prompt autoregressively, by transformers, and with drafts."""
     return sum(_turn(speeds, speed, tokens) for speed in (speeds.decode, speeds.transformers, speeds.draft))
 
 
@@ -294,7 +294,7 @@ def _train_start(speeds: Speeds, recipe: Recipe) -> float:
 
 
 def _token_seconds(speeds: Speeds, recipe: Recipe) -> float:
-    """Return the time of a token: of its states, and its part in the epochs and in the held-out text."""
+    """Return the seconds per corpus token: its states, its part in the epochs and in the held-out text."""
     return 1 / speeds.collect + (recipe.training.epochs + recipe.corpus.validation_fraction) / speeds.train
 
 
@@ -303,7 +303,7 @@ def _validation_seconds(speeds: Speeds, recipe: Recipe) -> float:
 
 
 def _answers(speeds: Speeds, share: float, recipe: Recipe) -> int:
-    """Return the most answers that fit a share."""
+    """Return the maximum number of answers that fit into a share of the time."""
     room = share - _start(speeds, "regenerate")
     one = recipe.regenerate.max_new_tokens / speeds.generate  # seconds of an answer
     answers = int(room / (ASKED / speeds.collect + one))
@@ -313,7 +313,7 @@ def _answers(speeds: Speeds, share: float, recipe: Recipe) -> int:
 
 
 def _conversations(speeds: Speeds, share: float, recipe: Recipe) -> int:
-    """Return the most conversations whose states can be stored and trained on in a share."""
+    """Return the maximum number of conversations that can be stored and trained on in a share of the time."""
     room = (1 - VALIDATION) * share - _train_start(speeds, recipe)
     return max(0, int(room / _token_seconds(speeds, recipe) / CONVERSATION))
 

@@ -21,7 +21,7 @@ from drafttrain.trees.interface import LARGEST
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.provenance import content_hash, files_hash
 
-TREES = "trees"  # folder of the labelled trees, beside the classifier
+TREES = "trees"  # folder of the labelled trees, in that of the classifier
 
 
 def dump_trees(
@@ -32,13 +32,13 @@ def dump_trees(
     dtype: str = "auto",
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Writes labelled trees of a bundle's drafter into the folder `out`; continues an interrupted dump.
+    """Write labelled trees of a bundle's drafter into the folder `out`; continue an interrupted dump.
 
     Returns:
         the folder's `trees.json`.
 
     Raises:
-        UserError: prompts, bundle or settings are unusable, or `out` holds trees of something else.
+        UserError: prompts, bundle or settings are unusable, or `out` holds trees made from other inputs.
     """
     config.check()
     prompts = read_prompts(config.prompts.path, config.prompts.limit)
@@ -79,12 +79,12 @@ def make_classifier(
     dtype: str = "auto",
     device: str = "auto",
 ) -> dict[str, float]:
-    """Writes labelled trees of a bundle's drafter, the classifier and its report into the folder `out`;
-    continues an interrupted dump of trees. A drafter too weak to learn from gets no classifier, with a line.
+    """Write labelled trees of a bundle's drafter, a classifier and its report into the folder `out`; continue
+    an interrupted dump. If the drafter is too weak to learn from, print a line and make no classifier.
 
     Returns:
-        trees, nodes, and of the classifier on held-out trees recall and positive rate at its threshold,
-        AUROC and ECE.
+        number of trees and nodes, and recall and positive rate (theta) at the classifier's threshold, AUROC
+        and ECE on held-out trees.
 
     Raises:
         UserError: prompts, bundle or settings are unusable.

@@ -1,4 +1,4 @@
-"""The calibration stage: a bundle is loaded and measured on this machine."""
+"""The calibration stage: load a bundle and measure it on this machine."""
 
 import contextlib
 import os
@@ -29,13 +29,13 @@ def calibrate(
 ) -> Calibration:
     """Measure a bundle on this machine; write `calibration.json` and its plots into the folder `out`.
 
-    With `config.quick`, what belongs to the drafter is taken from the bundle's own calibration if it has one.
+    With `config.quick`, acceptance and confidence of the drafter come from the bundle's calibration, if any.
 
     Args:
-        classifier: folder of another classifier than the bundle's own, which it may lack.
+        classifier: folder of a classifier to use instead of the bundle's, which need not have one.
 
     Raises:
-        UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` says refuse.
+        UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` is "refuse".
     """
     config.check()
     console = Console()

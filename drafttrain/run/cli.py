@@ -1,7 +1,7 @@
-"""The command line: which commands there are, in the order of work, and how one ends.
+"""The command line: the commands in the order of work, parsing, and exit statuses.
 
-What each takes and does is in `start.py`, in `commands.py` and `reason.py` (from a recipe), and in
-`tools.py` (with a bundle).
+The commands are in `start.py`, in `commands.py`, `exporting.py`, `reason.py` and `pipeline.py` (they take a
+recipe), and in `tools.py` (they take a bundle).
 """
 
 import argparse
@@ -27,14 +27,14 @@ RECIPE = "RECIPE [--section.key VALUE ...] [options]"  # the usage of what runs 
 
 @dataclass(frozen=True)
 class Command:
-    """A word of the command line: a function of the same name, whose docstring is the command's text, and one
-    that adds its arguments to a parser, NAME_options. The function returns the exit status, None for 0.
+    """A command NAME: the function NAME runs it and returns the exit status (None for 0), its docstring is
+    the help text; the function NAME_options adds its arguments to a parser.
 
     Attributes:
-        module: in `drafttrain.run`, where they are.
-        example: words after the command's name.
+        module: module of `drafttrain.run` that has both functions.
+        example: arguments of the example in the help.
         usage: how it is called, one line for each form.
-        forms: options with which the argument RECIPE is something else.
+        forms: options with which the argument RECIPE is no recipe; it is then parsed as `source`.
     """
 
     module: str
@@ -134,11 +134,11 @@ COMMANDS = {name: command for group in GROUPS.values() for name, command in grou
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. What it writes by `--out` and its like is its own until it ends.
+    """Run one command, with locks on the files and folders that its arguments (`WRITTEN`) name.
 
     Returns:
-        the exit status: 0, 1 (`benchmark --table texts` found more than near-ties), 2 for a mistake of the
-        user's, 130 after Ctrl-C, 143 after SIGTERM.
+        the exit status: 0; 1 (outputs differ beyond near-ties, `pipeline` lost a rank, nobody reads stdout);
+        2 for a mistake of the user's, a full disk or too little memory; 130 after Ctrl-C, 143 after SIGTERM.
     """
     args = argparse.Namespace()
     for stream in (sys.stdout, sys.stderr):
@@ -177,12 +177,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came, which ends a command as Ctrl-C does."""
+    """Raised at SIGTERM, so that it ends a command as Ctrl-C does."""
 
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """Raise `Terminated` at SIGTERM, in the main thread."""
+    """Raise `Terminated` at SIGTERM while the block runs; outside the main thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -231,7 +231,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _refuse_mistyped(words: Sequence[str], options: Collection[str]) -> None:
-    """Refuse what looks like a mistyped option, before it is taken for a recipe's key or another is missed.
+    """Refuse what looks like a mistyped option, before it is read as a recipe key or reported as missing.
 
     Raises:
         UserError: names the option that is meant.
@@ -256,13 +256,13 @@ def _parser(name: str, command: Command) -> Parser:
 
 
 def _function(name: str, suffix: str = "") -> Callable:
-    """Return what does a command, or with a suffix the function that adds its arguments."""
+    """Return a command's function, or with the suffix "_options" the one that adds its arguments."""
     module = import_module(f"drafttrain.run.{COMMANDS[name].module}")
     return getattr(module, name.replace("-", "_") + suffix)
 
 
 def _as_shown(message: str, args: argparse.Namespace) -> str:
-    """Return a message with the option that it names written as the help shows it."""
+    """Return a message with its leading key as an option: "max_depth: …" becomes "--max-depth: …"."""
     key, colon, rest = message.partition(":")
     name = key.removeprefix(f"{vars(args).get('command')}.")  # a section of a recipe, too
     if not colon or name not in args or "recipe" in args:

@@ -1,7 +1,7 @@
 """Commands that run the stages of a recipe: the arguments of each, and what it does with them.
 
-A command's first line of documentation is its text in the help. Everything heavy is imported by the command
-that needs it, so that `drafttrain --help` answers at once.
+A command's docstring is its text in the help. Slow modules are imported inside the command that needs them,
+so that `drafttrain --help` answers at once.
 """
 
 import argparse
@@ -115,7 +115,7 @@ def corpus(args: argparse.Namespace) -> None:
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command that runs stages."""
+    """Add `--dry-run` and `--keys`, which every command that runs stages has."""
     option(parser, "--dry-run", "print what would run, why, and what it takes")
     add_keys(parser)
 
@@ -123,10 +123,10 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 def add_keys(
     parser: argparse.ArgumentParser, settings: Callable[[argparse.Namespace], type] | None = None
 ) -> None:
-    """Add `--keys`, which explains the keys of a recipe and ends, as `--help` does.
+    """Add `--keys`, which explains the keys of a recipe and exits, as `--help` does.
 
     Args:
-        settings: returns the dataclass of another kind of recipe, by the arguments before it.
+        settings: returns the recipe's dataclass, given the arguments parsed before `--keys`. None: `Recipe`.
     """
 
     class PrintKeys(argparse.Action):
@@ -142,7 +142,7 @@ def add_keys(
 
 
 def add_dtype(parser: argparse._ActionsContainer) -> None:
-    """Add --dtype, of a target that is loaded."""
+    """Add `--dtype`, the dtype in which the target is loaded."""
     choices = ["auto", "bfloat16", "float32", "float16"]  # float16 for the GPU; a CPU refuses it
     option(parser, "--dtype DTYPE", "auto (the fastest here), bfloat16, float32, float16", choices=choices)
 
@@ -151,11 +151,11 @@ def run_recipe(args: argparse.Namespace, stage: str, *names: str) -> None:
     """Run one stage of the recipe.
 
     Args:
-        names: options of the command's form without a recipe. Those that are keys of a recipe are passed on
-            to it.
+        names: options of the command's form without a recipe. "seed" and "target" are keys of a recipe, too,
+            and override those.
 
     Raises:
-        UserError: another of these was given.
+        UserError: any other of them was given.
     """
     keys = ("seed", "target")
     args.overrides += [f"--{name}={value}" for name, value in given(args, *keys).items()]
@@ -207,7 +207,7 @@ def _add_recipe(parser: argparse.ArgumentParser, shown: str) -> None:
 
 
 def require_recipe(path: str) -> None:
-    """Raises UserError where there is no such file, before seconds go into imports."""
+    """Raise UserError if there is no such recipe file, before seconds are spent on imports."""
     recipe = Path(path)
     try:
         is_there = recipe.exists() and not recipe.is_dir()

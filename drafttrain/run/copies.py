@@ -1,4 +1,4 @@
-"""Copies of stages' folders: of another run's, and of what was outdated or damaged."""
+"""Reuse finished stage folders of other runs, and set aside what is outdated or damaged."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ def find_twin(
     is_same: Callable[[dict[str, Any]], bool],
     damaged: Callable[[Path, dict[str, Any]], Sequence[str]],
 ) -> Path | None:
-    """Return a whole folder of this name in another run beside `output` whose record `is_same`."""
+    """Return an undamaged folder of this name in a sibling run of `output`, whose record is `is_same`."""
     for path in sorted(output.parent.glob(f"*/{folder}/{RECORD}")):
         with contextlib.suppress(UserError):
             record = read_record(path.parent) if path.parent.parent != output else None
@@ -34,7 +34,7 @@ def share_folder(twin: Path, folder: Path, links: bool) -> float:
     """Copy a finished folder; return the seconds. Kept hidden states are linked or left out: they are large.
 
     Args:
-        links: by hard links where the disk has them; not for stages that go on in a finished folder's files.
+        links: hard-link where the disk has them; not for stages that append to files of a finished folder.
     """
     begun, record = time.monotonic(), read_record(twin)
     with new_folder(folder) as copy:
@@ -49,7 +49,7 @@ def share_folder(twin: Path, folder: Path, links: bool) -> float:
 
 
 def holds_others(folder: Path, hashes: Callable[[Path], str]) -> bool:
-    """Return whether a finished folder has files that its stage did not write, or not like this."""
+    """Return whether a finished folder has files that its stage did not write, or that were changed since."""
     record = read_record(folder)
     if record is None or "files" not in record:  # unfinished, or of an earlier version
         return False
@@ -57,7 +57,7 @@ def holds_others(folder: Path, hashes: Callable[[Path], str]) -> bool:
 
 
 def keep(folder: Path, place: Path) -> Path:
-    """Move a folder to a free name below `place`, and return that."""
+    """Move a folder to a free name below `place`, and return its new path."""
     free = _free(folder, place)
     os.replace(folder, free)
     return free
@@ -70,10 +70,10 @@ def _free(folder: Path, place: Path) -> Path:
 
 
 def seconds_killed(folder: Path, marker: Path) -> float:
-    """Return the seconds that a killed attempt at a folder is known to have worked: until it wrote last.
+    """Return the seconds that a killed attempt worked on a folder, up to the last file that it wrote.
 
     Args:
-        marker: as old as the attempt, or as its orderly end.
+        marker: file that was last written at the start of the attempt, or at its orderly end.
     """
     files = [path for path in folder.rglob("*") if path.is_file()]
     last = max((path.stat().st_mtime for path in files), default=0.0)
@@ -81,8 +81,8 @@ def seconds_killed(folder: Path, marker: Path) -> float:
 
 
 def set_aside(folder: Path, names: Sequence[str], place: Path, marker: Path) -> Iterator[tuple[str, Path]]:
-    """Turn a finished folder into an unfinished one without some files; these go to a free name below
-    `place`, as somebody may have changed them on purpose.
+    """Mark a finished folder as unfinished and move some of its files to a free name below `place`; they are
+    not deleted, because somebody may have changed them on purpose.
 
     Args:
         marker: gets the note of the unfinished folder.
@@ -102,7 +102,7 @@ def set_aside(folder: Path, names: Sequence[str], place: Path, marker: Path) -> 
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link, or a copy on a disk that has none."""
+    """Hard-link a file, or copy it on a disk without hard links."""
     try:
         os.link(source, target)
     except OSError:

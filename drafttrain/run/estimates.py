@@ -42,10 +42,10 @@ Estimate = dict[str, str]
 KNOWN_DOWNLOAD = {"pypi": "98 MB", "hub": "270 MB"}
 SAMPLE = 200  # conversations from which the length of the others is estimated
 BYTES_PER_TOKEN = 4.5  # of JSON chats, punctuation of the JSON included; SmolLM2's tokenizer
-CHARACTERS = 4  # of text in a token
-ROW_TOKENS = 20  # tokens that a row's keys and id would be
+CHARACTERS = 4  # characters of text per token
+ROW_TOKENS = 20  # tokens that correspond to a row's JSON keys and id
 COMPRESSION = {".gz": 3.0, ".zip": 3.0, ".tgz": 3.0, ".parquet": 3.5, ".bz2": 4.0, ".xz": 4.0}  # of such text
-RESPONSE_BYTES = 11  # of a token of regenerated JSON: its text and its id
+RESPONSE_BYTES = 11  # bytes per token of regenerated JSON: its text and its id
 OPTIMIZER_BYTES = 16  # per trained parameter: fp32 weight, gradient and both moments of Adam
 
 
@@ -61,7 +61,7 @@ def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def regenerate(recipe: Recipe, folders: Folders) -> Estimate:
-    """Estimate tokens to generate at most, and memory of target and key/value cache."""
+    """Estimate the tokens generated at most, their disk, and the memory of target and KV cache."""
     config = recipe.regenerate
     estimate = {"prompts read": f"about {_count(_source_tokens(config.sources))} tokens"}
     if config.max_rows:
@@ -133,7 +133,7 @@ def train(recipe: Recipe, folders: Folders) -> Estimate:
     if sizes is None:
         return estimate | {"parameters": f"unknown: drafter.model {drafter.model} is not found here"}
     trained, stored = sizes
-    frozen = stored if drafter.lora_rank else 0  # the small LM itself, in fp32, beside its adapters
+    frozen = stored if drafter.lora_rank else 0  # the small LM itself, in fp32, in addition to its adapters
     vocabulary = min(drafter.draft_vocab_size or target.vocab_size, target.vocab_size)
     # fp32 logits of target and drafter, their log-probabilities and the gradient
     logits = 4 * 4 * config.kl_chunk * vocabulary + 4 * config.kl_chunk * target.vocab_size
@@ -165,7 +165,7 @@ def export(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def classifier(recipe: Recipe, folders: Folders) -> Estimate:
-    """Estimate trees, their nodes and disk at most: those if no draft is accepted."""
+    """Estimate upper bounds of trees, nodes and disk: their sizes if no draft is accepted."""
     config = recipe.classifier
     trees = len(read_prompts(config.prompts.path, config.prompts.limit)) * config.max_new_tokens
     estimate = {"prompts": f"{config.prompts.name} {config.prompts.limit or 'all'}"}
@@ -181,7 +181,7 @@ def classifier(recipe: Recipe, folders: Folders) -> Estimate:
 
 
 def calibrate(recipe: Recipe, folders: Folders) -> Estimate:
-    """Return which prompts are decoded how often."""
+    """Name the prompts, and how often each is decoded."""
     if recipe.calibrate.quick:
         return {"prompts": "built-in", "time": "some seconds"}
     prompts = recipe.calibrate.prompts
@@ -211,14 +211,14 @@ def evaluate(recipe: Recipe, folders: Folders) -> Estimate:
     target = _target(recipe, folders)
     if target is None or recipe.plan.device_memory_gb is None:
         return estimate
-    # beside the target `transformers` has a copy of its own, and both are fp32 where outputs are compared
+    # transformers holds a second copy of the target, and both are fp32 while outputs are compared
     memory = 2 * (4 * _parameters(target) if config.lossless_prompts else _target_bytes(recipe, target))
     return estimate | {"memory": f"about {_bytes(memory)}{fits(recipe.plan, memory)}"}
 
 
 def fits(plan: PlanConfig, n_bytes: float) -> str:
-    """Return the note after a stage's memory: that of a device, and whether it is enough. A target is not
-    split over devices: each process holds all of it."""
+    """Return the note after a memory estimate: the memory of a device, and whether it is enough. A target is
+    not split over devices: each process holds all of it."""
     if plan.device_memory_gb is None:
         return ""
     if n_bytes <= plan.device_memory_gb * 1e9:
@@ -227,10 +227,10 @@ def fits(plan: PlanConfig, n_bytes: float) -> str:
 
 
 def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[int, int] | None:
-    """(trained parameters, stored numbers) of a drafter; None for a small LM that is not there.
+    """Return the numbers of trained and of stored parameters; None if the drafter's small LM is not found.
 
-    Of a small LM with adapters those alone are trained, and it is stored with them merged. The map of the
-    draft vocabulary is stored only.
+    Only the adapters of a small LM that has some are trained, and they are stored merged into it. The map of
+    the draft vocabulary is stored but not trained.
 
     Raises:
         UserError: the target cannot have such a drafter.
@@ -252,7 +252,7 @@ def drafter_parameters(drafter: DrafterConfig, target: FrozenTarget) -> tuple[in
 
 
 def _width(drafter: DrafterConfig, target: FrozenTarget) -> int:
-    """Return the numbers of a token's states in all layers of a drafter together."""
+    """Return the hidden size of a drafter times its layers."""
     if drafter.model is not None:
         config = _small_lm(drafter.model).config.get_text_config()
         return config.hidden_size * config.num_hidden_layers
@@ -260,7 +260,7 @@ def _width(drafter: DrafterConfig, target: FrozenTarget) -> int:
 
 
 def _small_lm(place: str) -> PreTrainedModel | None:
-    """The small LM of that folder or Hub id, or of a drafter's folder, without weights; None if not there."""
+    """Return a folder's, Hub id's or drafter folder's small LM without weights; None if it is not found."""
     try:
         config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
@@ -271,7 +271,7 @@ def _small_lm(place: str) -> PreTrainedModel | None:
 
 
 def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
-    """The target without weights; while its folder is not there, of the shape that the plan names, or None.
+    """Return the target without weights; while it is missing, in the shape that the plan names; else None.
 
     Raises:
         UserError: the plan names a folder without a config.json.
@@ -306,7 +306,7 @@ def _parameters(target: FrozenTarget) -> int:
 
 
 def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
-    """(tokens, "") of a corpus that is built, else (tokens, "about ") or (tokens, "at most ")."""
+    """Return (tokens, "") of a corpus that is built, else tokens and "planned ", "about " or "at most "."""
     record = folders["corpus"] / "corpus.json"
     if record.exists():
         counts: dict[str, Any] = read_json(record)["counts"]
@@ -317,8 +317,8 @@ def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
 
 
 def _recipe_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
-    """Return tokens of the corpus by its sources and the target's answers: "about ", or "at most " where
-    those are still to be given."""
+    """Estimate the tokens of the corpus from its sources and the target's answers: "about ", or "at most "
+    while the answers are still to be generated."""
     tokens, config = _source_tokens(recipe.corpus.sources), recipe.regenerate
     if config is None:
         return tokens, "about "
@@ -336,7 +336,7 @@ def _recipe_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
 
 
 def _asked(source: Source, max_turns: int) -> tuple[int, float, float]:
-    """Return a source's conversations, and of each the tokens of what is asked and the turns to answer."""
+    """Return a source's number of conversations and their mean tokens of user turns and turns to answer."""
     some = list(islice(read_conversations(source.path, source.format), SAMPLE))
     if not some:
         return 0, 0.0, 0.0
@@ -355,7 +355,7 @@ def _message_tokens(message: Message) -> float:
 
 
 def _answers(prompts: PromptSet) -> int:
-    """Return the chat turns of a prompt set, at most."""
+    """Return the maximum number of chat turns of a prompt set."""
     return Task.read(prompts).n_turns if prompts.limit is None else prompts.limit * prompts.turns
 
 
@@ -364,7 +364,7 @@ def _source_tokens(sources: Iterable[Source]) -> int:
 
 
 def _tokens_of(source: Source) -> int:
-    """Tokens of a source by its size; by its first conversations where only some of them are taken."""
+    """Estimate a source's tokens from its size, or from its first conversations if only some are used."""
     path, n_bytes = Path(source.path), 0.0
     for file in path.rglob("*") if path.is_dir() else [path]:
         if file.is_file():
@@ -392,7 +392,7 @@ _STAGES = (fetch_target, regenerate, corpus, collect, train, classifier, calibra
 
 
 def estimate(stage: str, recipe: Recipe, folders: Folders) -> Estimate:
-    """Return what a stage will take, by its name.
+    """Return the estimate of the stage of this name, as text by quantity.
 
     Raises:
         UserError: the recipe's settings do not fit the target or each other.

@@ -1,10 +1,10 @@
-"""The commands on one screen, and errors for words that are none, or no longer."""
+"""The overview of all commands, and messages for unknown and former ones."""
 
 from collections.abc import Collection, Mapping
 
 from drafttrain.utils.errors import did_you_mean
 
-REMOVED = {  # what takes their place
+REMOVED = {  # former commands, and what replaces them
     "build-corpus": "corpus RECIPE",
     "view-corpus": "corpus DIR --view N",
     "self-prompts": "regenerate --self-prompts N --target MODEL --out FILE",
@@ -35,7 +35,7 @@ def overview(groups: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def unknown(name: str | None, commands: Collection[str]) -> str:
-    """Return what is wrong with a word in place of a command."""
+    """Return the error message for a word that is no command, or no longer one."""
     if name in REMOVED:
         return f"{name}: is now drafttrain {REMOVED[name]}"
     hint = did_you_mean(name or "", commands, "see drafttrain --help")

@@ -14,9 +14,9 @@ from drafttrain.run.options import default_of, explanations, without_none
 from drafttrain.run.recipe import Recipe, keys_of, section_of
 from drafttrain.utils.errors import UserError, did_you_mean
 
-# keys from which hours were estimated
+# former keys, from which hours were estimated
 REMOVED = {f"plan.{key}" for key in ("device_tflops", "device_gb_per_s", "utilisation", "decode_utilisation")}
-# what transformers' TrainingArguments call it
+# names from transformers' TrainingArguments and the like, and the key here
 TRAINER_NAMES = {
     "learning_rate": "lr",
     "num_train_epochs": "epochs",
@@ -32,7 +32,7 @@ TRAINER_NAMES = {
 
 
 class Key(NamedTuple):
-    """A key that a recipe may hold: dotted name, type, default, explanation, and for a list an override."""
+    """A key that a recipe may hold: dotted name, type, default, explanation, for lists an override."""
 
     name: str
     kind: str
@@ -56,7 +56,7 @@ def describe_keys(cls: type = Recipe, prefix: str = "") -> Iterator[Key]:
 
 
 def explain_keys(section: str | None = None, cls: type = Recipe) -> str:
-    """The explanation of the keys of a section, of one key or of all; None: of the sections themselves.
+    """Return the explanation of a section's keys or of one key; "all": of every key; None: of the sections.
 
     Raises:
         UserError: there is no such section or key.
@@ -82,10 +82,10 @@ def explain_keys(section: str | None = None, cls: type = Recipe) -> str:
 
 
 def remedy(cls: type, prefix: str, key: str, root: type) -> str:
-    """Return the closest key of the same section, else one of that name elsewhere, else its keys.
+    """Return a hint for an unknown key: the closest of its section, or one of its name elsewhere, or a list.
 
     Args:
-        cls: the section that lacks the key.
+        cls: dataclass of the section that lacks the key.
         prefix: its dotted name with a dot after it.
         root: all settings.
     """
@@ -103,7 +103,7 @@ def remedy(cls: type, prefix: str, key: str, root: type) -> str:
 
 
 def _example(name: str, hint: Any, item: dataclasses.Field) -> str:
-    """Return how a list is overridden, which is as a whole; nothing for other keys."""
+    """Return an override of a list as an example (lists are replaced as a whole); "" for other keys."""
     hint = without_none(hint)
     if typing.get_origin(hint) not in (list, tuple):
         return ""

@@ -8,11 +8,11 @@ from drafttrain.run.options import default_of
 
 
 def plain(value: Any, known: Any = None) -> Any:
-    """Return a settings value as JSON, without the fields that are marked as leaving the output unchanged.
+    """Return a settings value as JSON, without the fields whose metadata has `changes_output: False`.
 
     Args:
-        known: an earlier record of it: fields at their default that it lacks are left out, and "auto" in one
-            marked `settled` is what it came to there. None: nothing is known.
+        known: an earlier record of the value. Fields that it lacks are left out if they are at their default,
+            and "auto" in a field marked `settled` becomes the recorded value. None: there is no record.
     """
     if isinstance(value, dict):
         return {key: plain(item, _inside(known, key)) for key, item in value.items()}
@@ -29,13 +29,13 @@ def plain(value: Any, known: Any = None) -> Any:
         if item.metadata.get("changes_output", True):
             is_settled = inner == "auto" and before is not None and item.metadata.get("settled")
             kept[item.name] = before if is_settled else plain(inner, before)
-        elif before is not None:  # in a version in which it counted
+        elif before is not None:  # recorded by a version in which the field changed the output
             kept[item.name] = before
     return kept
 
 
 def _inside(known: Any, key: str | int) -> Any:
-    """Return what an earlier record has in some place; None if it has nothing there."""
+    """Return the value of an earlier record at a key or index; None if it has none."""
     try:
         return known[key]
     except (KeyError, IndexError, TypeError):
@@ -43,7 +43,7 @@ def _inside(known: Any, key: str | int) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value after a round trip through JSON: keys are texts, tuples are lists."""
+    """Return a value after a round trip through JSON: keys become strings, tuples become lists."""
     return json.loads(json.dumps(value))
 
 

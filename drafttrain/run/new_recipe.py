@@ -1,7 +1,7 @@
 """`drafttrain new-recipe`: a short recipe with comments for one's own target and chats, ready to run.
 
-It names no licence that its user did not name. Some of the chats' prompts are held out, to measure the
-drafter on what it was not trained on.
+The recipe states no licence unless the user gives one. Some of the chats' prompts are held out, to measure
+the drafter on prompts that it was not trained on.
 """
 
 import json
@@ -23,11 +23,11 @@ from drafttrain.utils.errors import UserError, did_you_mean
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_text
 
-KINDS = ("edd", "eagle", "medusa", "vdm")  # that need nothing but a target
+KINDS = ("edd", "eagle", "medusa", "vdm")  # kinds of drafters that need nothing but a target
 MOST_HELD_OUT = 32  # prompts to measure on
-SPACING = 10  # chats to one that may be held out
+SPACING = 10  # at most one chat in this many is held out
 LENGTH = 1024  # tokens of a row, and of prompt and answer together
-FEW = 5000  # conversations, below which a few passes are too little training
+FEW = 5000  # conversations below which a few epochs are too little training
 TEMPLATE = "new_recipe.yaml.jinja"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -41,7 +41,7 @@ def new_recipe(
     base_model: str | None = None,
     license: str | None = None,
 ) -> None:
-    """Write a recipe, and the held-out prompts beside it, and print what to run next.
+    """Write a recipe and a file of held-out prompts next to it, and print what to run next.
 
     Args:
         target: what `load_target` takes.
@@ -61,7 +61,7 @@ def new_recipe(
     _require_target(target)
     prompts, n = _read(chats)
     positions = _positions(target)
-    # one too long would end the measurement; a token has two bytes or more, and half is for the answer
+    # a prompt that is too long would abort the measurement; tokens have >= 2 bytes, half is for the answer
     short = [prompt for prompt in prompts if len(prompt.encode()) <= positions]
     taken = spread(short, min(MOST_HELD_OUT, len(short) // SPACING))
     text = _render(
@@ -79,7 +79,7 @@ def new_recipe(
     )
     rows = ({"id": str(i), "prompt": prompt} for i, prompt in enumerate(taken))
     content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if held_out.exists() and held_out.read_bytes() != content.encode():  # the same: of a call that was killed
+    if held_out.exists() and held_out.read_bytes() != content.encode():  # equal: left by a killed call
         _refuse_existing(file, held_out)
     print(f"{file}: for {n} conversations")
     if taken:
@@ -90,7 +90,7 @@ def new_recipe(
 
 
 def _require_target(name: str) -> None:
-    """Require the name of a target, a file or folder of one, or what can be a Hub id.
+    """Require a known target's name, the file or folder of a target, or a well-formed Hub id.
 
     Raises:
         UserError: it is none of these.
@@ -109,7 +109,7 @@ def _refuse_existing(file: Path, path: Path) -> None:
 
 
 def _read(paths: Sequence[str]) -> tuple[list[str], int]:
-    """First user turns, each once, and the number of conversations."""
+    """Return the distinct first user turns, and the number of conversations."""
     prompts, n = {}, 0
     for path in paths:
         for conversation in read_conversations(path):
@@ -121,7 +121,7 @@ def _read(paths: Sequence[str]) -> tuple[list[str], int]:
 
 
 def _positions(target: str) -> float:
-    """Positions of a target whose folder is here; infinity for others."""
+    """Return the number of positions of a target in a local folder; infinity for others."""
     config = Path(target) / "config.json"
     known = read_json(config) if config.is_file() else {}
     return known.get("max_position_embeddings") or math.inf

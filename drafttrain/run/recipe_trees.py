@@ -1,6 +1,6 @@
-"""Check what the trees of a recipe need of its other sections.
+"""Check that the other sections of a recipe provide what its trees need.
 
-Policies import torch, which takes seconds; so a recipe's trees are read last, when it has no other mistake.
+Policies import torch, which takes seconds, so trees are checked last, when a recipe has no other mistake.
 """
 
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ def check_trees(recipe: "Recipe") -> None:
 
 
 def needs_calibration(tree: str) -> bool:
-    """Return whether a tree cannot be grown without a calibration: C2T can, and a tree with all settings."""
+    """Return whether a tree needs a calibration: C2T does not, nor a tree whose settings are all given."""
     return not takes_classifier(tree) and uses_calibration(tree, EXAMPLE_COSTS)
 
 

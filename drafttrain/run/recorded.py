@@ -1,4 +1,4 @@
-"""Where the target of a run is, as its first stage has noted."""
+"""The place of a run's target, as recorded by the stage fetch-target."""
 
 from pathlib import Path
 
@@ -21,6 +21,6 @@ def recorded_target(corpus: str | Path) -> str:
 
 
 def recorded_place(folder: Path) -> Path | None:
-    """Return where the target is that a run's first stage fetched, from that stage's folder."""
+    """Return the path of the target from the folder of a run's stage fetch-target; None if not recorded."""
     record = folder / PLACE
     return Path(read_json(record)["place"]) if record.exists() else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from drafttrain.target_lm.model import FrozenTarget
     from drafttrain.trees.costs import CostCurve
 
-CONTEXT, ROUNDS = 256, 7  # of what is measured here
+CONTEXT, ROUNDS = 256, 7  # tokens of context and rounds of the timings that are measured here
 
 
 def simulate(recipe: str, overrides: Sequence[str]) -> None:
@@ -83,8 +83,8 @@ def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:
 def _costs(
     config: SimulateConfig, target: "FrozenTarget", drafter: "DraftModel"
 ) -> tuple["CostCurve", "CostCurve", float]:
-    """Return seconds of the target by tokens, of a drafting step by nodes and of the end of a timestep:
-    given, or measured here or by `drafttrain pipeline --calibrate`."""
+    """Return the seconds of a target forward by tokens, a draft step by nodes and the end of a timestep:
+    given in the recipe, or measured here or by `drafttrain pipeline --calibrate`."""
     import torch
 
     from drafttrain.calibration.timing import fitting_context, measure_costs
@@ -111,13 +111,13 @@ def _costs(
 
 
 def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":
-    """Read what `drafttrain pipeline --calibrate` has written.
+    """Read the costs that `drafttrain pipeline --calibrate` has written.
 
     Args:
-        n_blocks: of the target that it is for. None: of any.
+        n_blocks: blocks of the target that they must be for. None: any target's.
 
     Raises:
-        UserError: it is no such file, of another target, or not of positive, finite seconds.
+        UserError: no such file, costs of another target, or seconds that are not positive and finite.
     """
     from drafttrain.pipeline.measure import PipelineCosts
     from drafttrain.utils.files import read_json

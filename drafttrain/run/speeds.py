@@ -1,7 +1,7 @@
-"""How fast this machine does what the stages of a run do, measured in some seconds.
+"""Measure in some seconds how fast this machine runs the work of each stage.
 
-Everything is measured by the code that the stages run, at sizes that grow until a run takes about a second:
-a slow machine is asked for little.
+The stages' own code is timed, at sizes that grow until a run takes about a second, so that a slow machine
+has little to do.
 """
 
 import tempfile
@@ -32,15 +32,15 @@ from drafttrain.training.packing import PackedRows
 from drafttrain.training.speed import train_some
 from drafttrain.training.train import start_drafter
 
-ENOUGH_S = 1.0  # a run this long is believed
-PATIENCE_S = 4.0  # the first run pays for warming up: it is believed only from here on
+ENOUGH_S = 1.0  # a run this long is a valid measurement
+PATIENCE_S = 4.0  # the first run includes warming up: it has to be this long
 DOCUMENT = 64  # tokens of the documents that are collected and trained on
 ROWS = (1, 8, 32, 128)  # answers generated at once
 PROMPT, STEPS = 16, 4  # tokens of prompts, and how many are emitted after the first
 
 
 def measure_speeds(recipe: Recipe, model: str) -> Speeds:
-    """Measure what a recipe's stages will do, with the drafter that its training starts from.
+    """Measure the speeds of a recipe's stages, with the drafter that its training starts from.
 
     Args:
         model: what `load_target` takes.
@@ -54,7 +54,7 @@ def measure_speeds(recipe: Recipe, model: str) -> Speeds:
     load_seconds = time.perf_counter() - begun
     generate, rows = _generating(target)
     collect, train = _training(recipe, target)
-    del target  # the one that is laid out for decoding takes its place
+    del target  # the bundle loads one that is laid out for decoding
     loaded = load_bundle(recipe.training.init_from, target=model, own_calibration=False, **place)
     ids = read_prompts(recipe.evaluate.tune_prompts.path, 1)[0].token_ids(loaded.target.tokenizer)
     stock = load_stock(loaded.target, recipe.target.dtype == "auto", ids)
@@ -71,10 +71,10 @@ def measure_speeds(recipe: Recipe, model: str) -> Speeds:
 
 
 def per_second(run: Callable[[int], int], sizes: Sequence[int]) -> float:
-    """Units per second of the first run that takes long enough to be believed, else of the last.
+    """Return the units per second of the first run that takes long enough to be valid, else of the last.
 
     Args:
-        run: does work of a size and returns how many units that were.
+        run: does work of a given size and returns its number of units, such as tokens.
         sizes: ascending.
     """
     speed = 0.0
@@ -93,12 +93,12 @@ def _decoding(method: Method, prompt_ids: list[int]) -> float:
 
 
 class _Enough(Exception):
-    """Ends a generation."""
+    """Raised to end a generation early."""
 
 
 def _generating(target: FrozenTarget) -> tuple[float, int]:
-    """(tokens per second, answers at once) where answering prompts of random tokens was fastest; the prompts
-    themselves are not timed."""
+    """Return (tokens per second, rows) of the number of rows at which answering random prompts is fastest;
+    prefill is not timed."""
     generator = torch.Generator().manual_seed(0)
     best, best_rows = 0.0, ROWS[0]
     for rows in ROWS:
@@ -129,7 +129,7 @@ def _generating(target: FrozenTarget) -> tuple[float, int]:
 
 
 def _training(recipe: Recipe, target: FrozenTarget) -> tuple[float, float]:
-    """Tokens per second of storing states, and of training on them."""
+    """Return the tokens per second of storing hidden states, and of training on them."""
     config = replace(recipe.training, max_minutes=None, gradient_accumulation_steps=1)
     target.tap(stored_blocks(recipe))
     drafter = start_drafter(config, recipe.drafter, target, _documents(target, 1))
@@ -156,14 +156,14 @@ def _training(recipe: Recipe, target: FrozenTarget) -> tuple[float, float]:
 def _store(
     recipe: Recipe, target: FrozenTarget, documents: Dataset, folder: Path
 ) -> tuple[HiddenStateStore, int]:
-    """The states of documents, and the tokens in them."""
+    """Store the hidden states of documents; return the store and the number of tokens."""
     splits, quiet = DatasetDict(train=documents), Console(quiet=True)
     report = collect_states(recipe.hidden_states, target, splits, folder, quiet)
     return HiddenStateStore.open(folder / "train", target_info(target), documents), report.tokens
 
 
 def _documents(target: FrozenTarget, n: int) -> Dataset:
-    """Chats of random tokens, the second half of each trained."""
+    """Return n chats of random tokens; the loss mask covers the second half of each."""
     generator = torch.Generator().manual_seed(n)
     ids = torch.randint(target.vocab_size, (n, DOCUMENT), generator=generator).tolist()
     mask = [0] * (DOCUMENT // 2) + [1] * (DOCUMENT - DOCUMENT // 2)

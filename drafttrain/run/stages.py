@@ -35,8 +35,8 @@ NGRAMS = "ngrams"  # of the stage ngrams
 
 
 def stored_blocks(recipe: Recipe) -> list[int]:
-    """Return the blocks whose outputs a store holds beside the final states: those that the drafter reads,
-    unless the recipe names others."""
+    """Return the blocks whose outputs a store holds in addition to the final states: those that the drafter
+    taps, unless the recipe names others."""
     if recipe.hidden_states.tapped_blocks is not None:
         return recipe.hidden_states.tapped_blocks
     shape = drafter_shape(recipe)
@@ -70,11 +70,11 @@ def _place(recipe: Recipe) -> dict[str, str]:
 
 
 def settle(recipe: Recipe, begun: dict[str, Any], work: "Work | None" = None) -> Recipe:
-    """Return the recipe with what each "auto" comes to in a stage.
+    """Return the recipe with every "auto" replaced by its value in a stage.
 
     Args:
-        begun: settings of an unfinished attempt, whose dtypes stay.
-        work: what the stage runs the target for, which decides its fastest dtype here. None: nothing.
+        begun: settings of an unfinished attempt, whose dtypes are kept.
+        work: kind of work that the target does in the stage, which decides its fastest dtype. None: none.
     """
     settled, target = copy.copy(recipe), recipe.target
     if work is not None:
@@ -104,7 +104,7 @@ def settle(recipe: Recipe, begun: dict[str, Any], work: "Work | None" = None) ->
 
 
 def _settle_regeneration(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
-    """A server has a dtype of its own."""
+    """Settle the recipe, unless a server answers: it chooses its dtype itself."""
     return recipe if recipe.regenerate.server else settle(recipe, begun, "products")
 
 
@@ -120,7 +120,7 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
         warnings.warn(f"target.model: must be one of {known} to train a drafter, got {kind}", stacklevel=2)
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
-    # hidden: the cache's path on this machine is nothing that later stages depend on
+    # a hidden file, which is not hashed: later stages do not depend on where the target is on this machine
     write_json(out / PLACE, {"place": str(place)})
     write_json(out / "target.json", {"model": recipe.target.model, "sha256": hashes})
 
@@ -176,12 +176,12 @@ def _ngrams(recipe: Recipe, folders: Folders, out: Path) -> dict[str, int]:
 
 
 def measured_prompts(recipe: Recipe) -> list[PromptSet]:
-    """Return the prompts that the drafter is measured on, as far as they are there yet."""
+    """Return the prompt sets that the drafter is measured on, except those whose files do not exist yet."""
     return [prompts for prompts in recipe.evaluate.prompts if Path(prompts.path).exists()]
 
 
 def _check_measured(recipe: Recipe, corpus: Path) -> None:
-    """Compare the corpus with prompts that have been named since it was built."""
+    """Check that the corpus holds none of the measured prompts that were added after it was built."""
     if not (measured := measured_prompts(recipe)):
         return
     from drafttrain.data.measured import not_compared
@@ -198,7 +198,7 @@ def _collect(recipe: Recipe, folders: Folders, out: Path) -> Any:
     from drafttrain.hidden_states.recording import states_folder
 
     _check_measured(recipe, folders["corpus"])
-    # read if they are there; not among `needs`, as their absence is no reason to collect again
+    # used if they exist; not among `needs`, because their absence is no reason to collect again
     recorded = [states_folder(out.parent / ANSWERS)]
     config, model, blocks = recipe.hidden_states, target_model(recipe), stored_blocks(recipe)
     return collect(config, model, blocks, folders["corpus"], out, **_place(recipe), recorded=recorded)

@@ -1,6 +1,6 @@
-"""Commands with which one starts: the quickstart, a recipe of one's own, a target.
+"""Commands to start with: quickstart, new-recipe, fetch-target.
 
-Everything heavy is imported by the command that needs it, so that `drafttrain --help` answers at once.
+Slow modules are imported inside the command that needs them, so that `drafttrain --help` answers at once.
 """
 
 import argparse

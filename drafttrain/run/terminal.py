@@ -1,4 +1,4 @@
-"""`drafttrain generate`: text as it comes, and in one line what drafting was worth."""
+"""`drafttrain generate`: stream the text, then print accept_len, tokens/s and speedup in one line."""
 
 import itertools
 import warnings
@@ -13,7 +13,7 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.stats import DecodeStats
 
 STYLES = [Style(color=name) for name in ("cyan", "yellow", "green", "magenta", "blue")]
-WARM_UP_TOKENS = 8  # the first forwards of a process are slow; they are not to be counted
+WARM_UP_TOKENS = 8  # decoded before timing: the first forwards of a process are slow
 
 
 def generate(
@@ -31,10 +31,10 @@ def generate(
     ngrams: str | None = None,
     console: Console | None = None,
 ) -> None:
-    """Streams the answer to a prompt, the tokens of one target forward in one color, and prints figures.
+    """Stream the answer to a prompt, the tokens of each target forward in one color, and print figures.
 
     Args:
-        bundle: folder or Hub id. None: the target drafts for itself.
+        bundle: folder or Hub id. None: the target drafts for itself (Self-Draft).
         target: None: the one the bundle names.
         tree: how drafts grow. None: what the bundle recommends.
         calibration: for `pct`, `timed` and `c2t`. None: the bundle's own.
@@ -75,11 +75,11 @@ def _warn(console: Console, warning: str) -> None:
 
 
 def figures(stats: DecodeStats, token_ids: list[int], plain: Result | None) -> str:
-    """accept_len and tokens/s; against an autoregressive run also the speedup and whether outputs agree."""
+    """Return accept_len and tokens/s, with an autoregressive run also speedup and whether outputs agree."""
     line = f"accept_len {stats.accept_len:.2f}, {stats.tokens_per_second:.1f} tokens/s"
     if plain is None:
         return line
-    # By tokens/s and not by whole runs: in bf16 a near tie may end one of them earlier.
+    # ratio of tokens/s, not of total times: in bf16 a near-tie may end one of the texts earlier
     slow = plain.stats.tokens_per_second
     speedup = stats.tokens_per_second / slow
     line += f", speedup {speedup:.2f} against autoregressive decoding ({slow:.1f} tokens/s)"

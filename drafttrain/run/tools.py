@@ -1,6 +1,6 @@
 """Commands that take a bundle or a target and no recipe: the arguments of each, and what it does with them.
 
-Everything heavy is imported by the command that needs it, so that `drafttrain --help` answers at once.
+Slow modules are imported inside the command that needs them, so that `drafttrain --help` answers at once.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.locks import locked
 
 ALWAYS = ("methods", "tasks", "table", "target", "dtype", "limit", "max_new_tokens", "trees")
-TABLES = {  # of a benchmark: the options that each knows beside those that all know
+TABLES = {  # of a benchmark: the options that each one has in addition to `ALWAYS`
     "speed": ("turns", "temperatures", "repeats", "seed", "skip_long", "busy", "out"),
     "texts": ("calibration",),
     "diagnosis": ("out",),
@@ -335,10 +335,10 @@ def _sweep(args: argparse.Namespace, methods: list, tasks: list) -> None:
 
 
 def _one(flag: str, specs: list):
-    """The only method or task.
+    """Return the only method or task.
 
     Raises:
-        UserError: there are none or several, or a method without files.
+        UserError: there are none or several, or it has no files.
     """
     if len(specs) != 1 or specs[0].source is None:
         names = ", ".join(spec.name for spec in specs) or "none"
@@ -351,7 +351,7 @@ def _one(flag: str, specs: list):
 
 
 def _target_of(methods: list) -> str:
-    """The target that the first bundle names.
+    """Return the target that the first bundle names.
 
     Raises:
         UserError: there is no bundle, or it names none.
@@ -445,7 +445,7 @@ def push(args: argparse.Namespace) -> None:
 
 
 def _locked_default(args: argparse.Namespace, out: str) -> AbstractContextManager:
-    """Return a lock on the folder that a command writes without --out; with it `cli.main` has one."""
+    """Return a lock on the folder that a command writes by default; with `--out`, `cli.main` holds one."""
     return nullcontext() if "out" in args else locked(out)
 
 

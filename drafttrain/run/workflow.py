@@ -2,8 +2,8 @@
 
 Each stage writes one folder below the run's output folder. `stage.json` is written into it last: a folder
 without one is not done. It records what the folder was made from (the recipe's section and the contents of
-all inputs), so a stage runs again exactly when one of these has changed, and what its files were, so that a
-damaged one is made again. What stages do is unknown here: the list of them is in `drafttrain/run/stages.py`.
+all inputs), so a stage runs again exactly when one of these has changed, and the hashes of its files, so that
+damaged ones are made again. What stages do is defined elsewhere, in `drafttrain/run/stages.py`.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from drafttrain.utils.provenance import (
 from drafttrain.utils.writing import write_json
 
 STARTED = ".started"  # <output>/.started/<folder>.json: what an unfinished folder is being made from
-PREVIOUS = "previous"  # <output>/previous/<folder>-<n>: outdated folders that took hours to make
+PREVIOUS = "previous"  # <output>/previous/<folder>-<n>: outdated folders and damaged files that are kept
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,23 @@ class Stage:
     """One step of a run.
 
     Attributes:
-        name: as the command line calls it.
+        name: its name on the command line.
         folder: of its output, below the run's output folder.
         run: `run(recipe, folders, out)` does the work; `folders` has the folder of every stage in `needs`.
             The figures it returns, if any (a dict or dataclass), go into `stage.json`.
         section: the settings its output depends on, as a dict of the recipe's sections.
-        settle: `settle(recipe, begun)` gives the recipe with what the values "auto" of fields marked
-            `settled` come to: as in `begun`, the section of an unfinished attempt, or as suits the machine.
-        needs: stages whose folders it reads, where the recipe asks for them.
+        settle: `settle(recipe, begun)` returns the recipe with each "auto" in a field marked `settled`
+            replaced by the value in `begun`, the section of an unfinished attempt, or the best here.
+        needs: stages whose folders it reads, if the recipe enables them.
         files: files and folders of the user's that it reads.
         enabled: whether the recipe asks for it.
-        resumes: it continues from its own unfinished folder; otherwise such a folder is removed first.
-        keep: an outdated folder is moved to `previous/`, not removed.
-        shared: a folder of another run beside this one, made from the same, is taken over.
-        appends: it may go on in the files of a finished folder, which another run's therefore cannot be.
-        ranks: several processes (deepspeed, torchrun) may run it together.
-        summary: those of its figures that are in the run's `summary.json`.
-        show: prints the result in its folder, when it is skipped.
+        resumes: whether it continues an unfinished folder; otherwise such a folder is removed first.
+        keep: whether an outdated folder is moved to `previous/` instead of removed.
+        shared: whether a folder that a sibling run has made from the same inputs is copied.
+        appends: whether it may append to files of a finished folder, so that a copy must not be hard links.
+        ranks: whether several processes (deepspeed, torchrun) may run it together.
+        summary: names of the figures that go into the run's `summary.json`.
+        show: prints the result in a folder when the stage is skipped.
     """
 
     name: str
@@ -88,8 +88,8 @@ class Decision:
     """Decision about a stage: `action` is skip, run, resume, share or off; `why` gives the reason.
 
     Attributes:
-        twin: the folder to share.
-        damaged: files of the finished folder that are no longer as they were written.
+        twin: the folder of another run to copy.
+        damaged: files of the finished folder that are missing or have changed since they were written.
     """
 
     stage: Stage
@@ -116,7 +116,7 @@ class Workflow:
         self.recipe, self.stages = recipe, list(stages)
         self.again = {self._stage(name).name for name in again}
         self.output = Path(recipe.output)
-        # With several ranks (deepspeed, torchrun) each calls the stage; the first alone keeps the books.
+        # With several ranks (deepspeed, torchrun) each runs the stage, but only the first writes records.
         self.is_first_rank = int(os.environ.get("RANK", "0")) == 0
         self.console = console or Console(quiet=not self.is_first_rank)
         self.hashes = Hashes(self.output / HASHES)
@@ -167,10 +167,10 @@ class Workflow:
             self._execute(decision)
 
     def decide(self, stage: Stage, remade: Sequence[str] | set[str]) -> Decision:
-        """Compare what a stage's folder was made from with what it would be made from now.
+        """Decide what to do about a stage, from what its folder was made from and what it would be now.
 
         Args:
-            remade: earlier stages that a plan would run again first, so that their contents are not known.
+            remade: earlier stages that would run again first, so that their contents are not known yet.
 
         Raises:
             UserError: an input does not exist.
@@ -251,7 +251,7 @@ class Workflow:
         gc.collect()  # a stage's models go before the next one loads its own
 
     def _twin(self, stage: Stage, made_from: dict[str, Any]) -> Path | None:
-        """A finished folder of another run in the same place that was made from the same."""
+        """Return a finished folder that a sibling run has made from the same inputs, or None."""
         if not stage.shared or int(os.environ.get("WORLD_SIZE", "1")) > 1:
             return None
         from drafttrain.run.copies import find_twin
@@ -262,7 +262,7 @@ class Workflow:
         return find_twin(self.output, stage.folder, is_same, self._damaged)
 
     def _share(self, decision: Decision) -> None:
-        """Take over another run's folder."""
+        """Copy another run's folder."""
         stage, folder = decision.stage, self.output / decision.stage.folder
         self._say("cyan", stage, "share", decision.why)
         from drafttrain.run.copies import share_folder
@@ -273,12 +273,12 @@ class Workflow:
         self._say("green", stage, "done", _seconds(spent))
 
     def _noted(self, decision: Decision) -> dict[str, Any] | None:
-        """Return the settings that the first rank has settled for all, once it has cleared the folder."""
+        """Return the settings that the first rank has settled for all; None until the folder is cleared."""
         noted = self._begun(decision.stage)["made_from"]
         return None if self._changes(decision.stage, noted, decision.made_from) else noted["section"]
 
     def _warn_of_outdated(self, selected: Sequence[Stage]) -> None:
-        """Warn when a selected stage reads a folder that the present recipe would make otherwise."""
+        """Warn if a selected stage reads a folder that the current recipe would make differently."""
         read = {name for stage in selected for name in self.folders(stage)}
         for stage in self.stages:
             if stage.name in read and stage not in selected and read_record(self.output / stage.folder):
@@ -310,7 +310,7 @@ class Workflow:
         self.hashes.save()
 
     def _clear(self, stage: Stage) -> None:
-        """Remove a stage's outdated folder, or sets it aside where it took hours to make."""
+        """Remove a stage's outdated folder, or set it aside if it took hours or may hold the user's files."""
         for leftover in self.output.glob(f".{stage.folder}.*"):  # of `new_folder`, after a kill
             leftover.unlink() if leftover.is_symlink() else shutil.rmtree(leftover)
         folder = self.output / stage.folder
@@ -323,19 +323,19 @@ class Workflow:
             kept = keep(folder, self.output / PREVIOUS)
             self._say("yellow", stage, "kept", f"the former {folder} is now {kept}")
             return
-        gone = self.output / f".{stage.folder}.old"  # at once: what is half removed must not pass for whole
+        gone = self.output / f".{stage.folder}.old"  # renamed first: half removed, it must not pass for whole
         os.replace(folder, gone)
         gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
 
     def _damaged(self, folder: Path, record: dict[str, Any]) -> list[str]:
-        """Return the files of a finished folder that are gone or not as they were written, but for
-        checkpoints, which nothing needs any more; a folder of an earlier version has no hashes."""
+        """Return the files of a finished folder that are missing or changed, except checkpoints, which are no
+        longer needed. A folder of an earlier version has no hashes, so none are found."""
         found, written = content_hashes(folder, self.hashes), record.get("files", {})
         needed = {name: content for name, content in written.items() if not name.startswith("checkpoints/")}
         return [name for name, content in needed.items() if found.get(name) != content]
 
     def _set_aside(self, decision: Decision) -> None:
-        """Turn a finished folder with damaged files into an unfinished one without them."""
+        """Mark a finished folder as unfinished and move its damaged files to `previous/`."""
         from drafttrain.run.copies import set_aside
 
         stage, folder = decision.stage, self.output / decision.stage.folder
@@ -343,10 +343,10 @@ class Workflow:
             self._say("yellow", stage, "kept", f"the damaged {folder / name} is now {kept}")
 
     def _begun(self, stage: Stage) -> dict[str, Any]:
-        """Return what an unfinished folder is being made from, and the seconds spent.
+        """Return the note of an unfinished folder: what it is being made from, and the seconds spent.
 
         Raises:
-            UserError: the note of it is damaged.
+            UserError: the note is damaged.
         """
         match note := read_json(self._marker(stage)):
             case {"made_from": {"section": dict(), "inputs": dict()}, "wall_seconds": int() | float()}:
@@ -375,8 +375,8 @@ class Workflow:
     def _changes(self, stage: Stage, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         """List what differs between what a folder was made from and what it would be made from now.
 
-        A field that the old record lacks is one that its version did not know: at its default it changes
-        nothing. Nor does an "auto" that was settled when the folder was made.
+        A field that the old record lacks did not exist in its version: at its default it is no difference.
+        Neither is an "auto" that was settled when the folder was made.
         """
         known = as_json(plain(stage.section(self.recipe), old["section"]))
         return differences(old, {**new, "section": known})
@@ -401,7 +401,7 @@ class Workflow:
         """Return the stages from `first` to `last`, or `only` one.
 
         Raises:
-            UserError: no such stage, or a selected one misses a file of the user's.
+            UserError: no such stage, or a selected stage needs a file of the user's that does not exist.
         """
         begin = 0 if first is None else self.stages.index(self._stage(first))
         end = len(self.stages) if last is None else self.stages.index(self._stage(last)) + 1
@@ -438,7 +438,7 @@ class Workflow:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Keep other processes out of the output folder; it ends with the process, however that ends."""
+        """Lock the output folder against other processes; it ends with the process, even a killed one."""
         if not self.is_first_rank:
             yield
             return
@@ -457,8 +457,8 @@ class Workflow:
                 raise
 
     def _leave_nothing(self) -> None:
-        """Remove an output folder without a stage's folder, which would look like a run; nobody reads the
-        records of stages that were refused before they made one."""
+        """Remove an output folder that holds no stage's folder, because it would look like a run; the notes
+        of stages that were refused before they made one are not read again."""
         with contextlib.suppress(OSError):
             if {path.name for path in self.output.iterdir()} <= {LOCK, HASHES, STARTED}:
                 shutil.rmtree(self.output)

@@ -1,4 +1,4 @@
-"""`drafttrain build-ngrams`: sources of text in, the corpus cache of Self-Draft out.
+"""`drafttrain build-ngrams`: build the corpus cache of Self-Draft from sources of text.
 
 Three steps, each in bounded memory: the texts become one file of token ids (`tokens.py`); its n-grams are
 counted in parts (`counting.py`); the parts are joined into the arrays of the cache. The arrays and the header
@@ -59,10 +59,10 @@ def build_ngrams(
     """Build a corpus cache and print its report; `out` appears, or is replaced, only at the end.
 
     Args:
-        tokenizer: the target's.
+        tokenizer: the target's tokenizer.
         out: folder to write: the cache and `report.json`.
         measured: prompts that the target will be measured on with the cache.
-        keys: of a recipe, with the sources and with what is excluded from them.
+        keys: keys of a recipe for the sources and for the excluded files, for errors.
 
     Returns:
         the report.
@@ -96,21 +96,21 @@ def build_ngrams(
 
 
 def corpus_of(config: NgramConfig) -> CorpusConfig:
-    """Return what to read for a cache, as a corpus; other settings of a corpus do not count."""
+    """Return a corpus with the sources and exclusions of a cache, and otherwise with defaults."""
     return CorpusConfig(sources=config.sources, exclude=config.exclude)
 
 
 def write_cache(
     config: NgramConfig, file: TokenFile, folder: Path, facts: dict[str, Any], console: Console
 ) -> tuple[CorpusCache, list[int]]:
-    """Count a file of token ids, and write the cache into a folder.
+    """Count the n-grams of a file of token ids and write the cache into a folder.
 
     Args:
         file: its folder receives the counts of the parts.
         facts: for the header, `tokenizer_hash` at least.
 
     Returns:
-        the cache, and for each length the n-grams whose prefix is frequent enough, rare ones included.
+        the cache, and the number of n-grams of each length with a frequent prefix, rare ones included.
 
     Raises:
         UserError: nothing is repeated, or the disk is too small.
@@ -143,7 +143,7 @@ def write_cache(
 
 
 def _origin(config: NgramConfig) -> dict[str, Any]:
-    """Return the origin of a cache for its header; names without folders, as it may be published."""
+    """Return the sources of a cache for its header, without folder names, as it may be published."""
     return {
         "sources": [
             {
@@ -161,7 +161,7 @@ def _origin(config: NgramConfig) -> dict[str, Any]:
 
 
 def _check_place(out: Path) -> None:
-    """Require a place where nothing is replaced but a cache that is not part of a bundle."""
+    """Require that `out` is absent, empty, or a cache outside of a bundle: nothing else may be replaced."""
     is_empty = out.is_dir() and not any(out.iterdir())
     is_cache = (out / FILE).is_file() and is_ours(out, {FILE, DATA, REPORT, SETTINGS})
     if out.exists() and not (is_cache or is_empty):
@@ -169,7 +169,7 @@ def _check_place(out: Path) -> None:
 
 
 def take_out(file: TokenFile, texts: Texts, share: float) -> list[np.ndarray]:
-    """Blank a share of the texts in a file of token ids, and return their stretches of tokens."""
+    """Hold out a share of the texts: overwrite them with separators, and return their stretches of ids."""
     chosen = np.flatnonzero(held_out_groups(texts.ids, share, seed=0))
     ends = np.cumsum(texts.lengths)
     tokens, stretches = file.open("r+"), []
@@ -184,7 +184,7 @@ def take_out(file: TokenFile, texts: Texts, share: float) -> list[np.ndarray]:
 def _count(
     config: NgramConfig, file: TokenFile, counts: np.ndarray, console: Console
 ) -> tuple[list[Part], list[Counted]]:
-    """Count all parts, in order."""
+    """Plan the parts and count each; return both in order."""
     fitting = int(config.memory * 1e9 / config.processes / BYTES_PER_POSITION)
     shared = int(counts.sum()) // (2 * config.processes)  # so that all processes are busy until the end
     most = max(1, min(fitting, max(shared, SMALLEST_PART)))
@@ -204,7 +204,7 @@ def _count(
 def _join(
     path: Path, file: TokenFile, counts: np.ndarray, parts: Sequence[Part], sizes: Sequence[int], top: int
 ) -> Shape:
-    """Write the arrays of a cache from those of its parts."""
+    """Write the arrays of a cache: those of its parts joined, then the ranked children of heavy entries."""
     gram = len(sizes)
     plain = Shape(file.vocabulary, top, tuple(sizes), ())
     with open(path, "wb") as out:
@@ -228,7 +228,7 @@ def _join(
 
 
 def _write(out: BinaryIO, chunks: Iterable[np.ndarray]) -> None:
-    """Append an array given in pieces, padded."""
+    """Append an array, given in chunks, and its padding to a file."""
     n_bytes = 0
     for chunk in chunks:
         out.write(chunk)
@@ -237,7 +237,7 @@ def _write(out: BinaryIO, chunks: Iterable[np.ndarray]) -> None:
 
 
 def _offsets(parts: Sequence[Part], level: int, size: int) -> Iterator[np.ndarray]:
-    """Yield where the children of each entry begin, from their numbers in the parts."""
+    """Yield the `children` array of a level in chunks, from the numbers of children in the parts."""
     numbers = (np.fromfile(part.file("children", level), "<u4") for part in parts)
     if level == 1:  # every part has all tokens; the followers of a frequent one may be in several parts
         numbers = iter([sum(numbers, np.zeros(size, np.int64))])

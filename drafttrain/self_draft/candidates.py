@@ -16,21 +16,21 @@ from drafttrain.self_draft.context_cache import ContextCache
 from drafttrain.self_draft.corpus_cache import CorpusCache
 
 CORPUS = "corpus"
-MOST = 60.0  # log-odds: more are certainty, and their exponential may have no number
-RANKS = 3  # ranks of the followers of a context prefix; further ones have the last rank
-SHARES = 5  # classes of the share of a corpus prefix, by halves
+MOST = 60.0  # limit of log-odds, so that their exponential does not overflow
+RANKS = 3  # distinct ranks of the followers of a context prefix; further followers have the last one
+SHARES = 5  # classes of a follower's share of its corpus prefix, each half of the one before
 
 Feature = tuple[str, int, int]  # source, matched tokens, rank or class of share
-Features = tuple[Feature, ...]  # of one token: an offer from each cache that has it
+Features = tuple[Feature, ...]  # of one candidate: an offer from each cache that has it
 
 
 @dataclass
 class CandidateModel:
-    """Probability that candidates are accepted: a logistic model, additive in the offers and in their number.
+    """Logistic model of the probability of acceptance, additive in a candidate's offers and their number.
 
     Attributes:
-        bias: log-odds of any candidate.
-        weights: log-odds that an offer adds; of others, `unknown`.
+        bias: log-odds that every candidate starts from.
+        weights: log-odds that an offer adds; `unknown` gives those of offers without a weight.
         agreement: log-odds that the number of caches offering the token adds.
         rate: learning rate of the updates.
     """
@@ -51,7 +51,7 @@ class CandidateModel:
         return self.unknown(offer) if found is None else found
 
     def __call__(self, evidence: Features) -> float:
-        """Return the probability that such a candidate is accepted."""
+        """Return the probability that a candidate with these features is accepted."""
         odds = self.bias + self.agreement.get(len(evidence), 0.0) + sum(map(self.weight, evidence))
         return 1 / (1 + math.exp(-max(-MOST, min(MOST, odds))))
 
@@ -118,15 +118,15 @@ class Candidates:
         return paths
 
     def index(self) -> dict[tuple[int, int], int]:
-        """Return the nodes by parent and token."""
+        """Return the index of each node by its (parent, token)."""
         return {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens))}
 
     def with_nodes(self, other: "Candidates", least: float) -> "Candidates":
-        """Return the tree with another one's nodes of a probability >= `least` added."""
+        """Return the tree with those nodes of `other` added whose joint probability is >= `least`."""
         tree = Candidates(*([*values] for values in vars(self).values()))
         index, place = tree.index(), {0: 0}
         for node, (parent, token, joint) in enumerate(zip(other.parents, other.tokens, other.joint)):
-            if node and joint >= least:  # as are its ancestors
+            if node and joint >= least:  # then so has each ancestor
                 above = place[parent]
                 if (above, token) not in index:
                     index[above, token] = tree.add(above, token, joint, other.evidence[node])
@@ -173,15 +173,15 @@ def grow(
     max_depth: int,
     context: int,
 ) -> Candidates:
-    """Return the tree of the candidates that are most probably accepted.
+    """Grow the tree of the candidates most likely to be accepted, best first.
 
     Args:
         text: emitted tokens; the last one is the root.
         followers: returns the candidates after a text, with their probabilities.
         budget: nodes at most, root excluded.
-        worth: least probability of the nth node, root excluded, n from 1.
+        worth: least joint probability of the nth node, root excluded, n from 1; growth ends below it.
         max_depth: layers at most.
-        context: tokens that `followers` reads.
+        context: number of last tokens that `followers` reads.
     """
     tree = Candidates.of(text[-1])
     paths: list[list[int]] = [list(text[-context:])]
@@ -208,14 +208,14 @@ def grow(
 
 @dataclass
 class Sources:
-    """The caches of one sequence.
+    """N-gram caches that one sequence drafts from.
 
     Attributes:
         text: n-grams of the prompt and of the accepted text; None to leave it out.
         drafted: n-grams of branches and of the target's predictions after drafts.
         corpus: n-grams of a large text; None to leave it out.
-        odds: model of their acceptance.
-        width: followers taken from each.
+        odds: model of the candidates' acceptance.
+        width: followers taken from each cache.
     """
 
     text: ContextCache | None
@@ -241,5 +241,5 @@ class Sources:
 
 
 def share_class(count: int, total: int) -> int:
-    """Return 0 for more than half of all occurrences, 1 for more than a quarter, and so on."""
+    """Return 0 for more than half of all occurrences, 1 for more than a quarter, up to SHARES - 1."""
     return min(int(math.log2(total / count)), SHARES - 1)

@@ -1,4 +1,4 @@
-"""Settings of the n-gram cache and of Self-Draft's calibration."""
+"""Settings of the n-gram cache that Self-Draft takes from a corpus."""
 
 from dataclasses import dataclass, field
 
@@ -12,13 +12,13 @@ class NgramConfig:
     """How a corpus cache is built.
 
     Attributes:
-        sources: read in this order; chats give their assistant turns. Equal texts are counted once.
+        sources: texts to count, in this order; of chats the assistant turns. Equal texts are counted once.
         exclude: files of evaluation prompts; texts that contain one are left out.
         gram: tokens of the longest n-gram.
-        min_count: rarer n-grams are dropped.
+        min_count: occurrences below which an n-gram is dropped.
         top: candidates that a look-up returns at most.
         held_out: share of the texts that is left out, to measure how often the cache is right.
-        processes: of encoding and counting; do not change the result.
+        processes: number of processes that encode and count; does not change the result.
         memory: GB that counting may take, all processes together; does not change the result.
     """
 

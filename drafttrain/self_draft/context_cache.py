@@ -13,17 +13,17 @@ PROMPT, ACCEPTED, BRANCH, RECYCLED = "prompt", "accepted", "branch", "recycled"
 
 
 class ContextCache:
-    """N-grams of one sequence.
+    """Bounded cache of the n-grams of one sequence.
 
     Args:
         longest: tokens of the longest prefix.
-        followers: kept for each prefix.
-        prefixes: kept in all.
+        followers: followers kept for each prefix, at most.
+        prefixes: prefixes kept, at most.
     """
 
     def __init__(self, longest: int = 4, followers: int = 8, prefixes: int = 50_000):
         self.longest, self.followers, self.prefixes = longest, followers, prefixes
-        # followers with their sources, and prefixes, the newest last; a plain dict finds its oldest slowly
+        # prefix: {follower: source}, newest last in both; not a plain dict, which finds its oldest key slowly
         self._entries: OrderedDict[tuple[int, ...], dict[int, str]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -33,8 +33,8 @@ class ContextCache:
         """Add every n-gram of consecutive tokens.
 
         Args:
-            source: of the n-grams, returned by `after`.
-            known: number of first tokens that are only prefixes: n-grams that end in them are there already.
+            source: label of these n-grams, which `after` returns.
+            known: number of first tokens that only serve as prefixes: n-grams that end in them are known.
         """
         for end in range(max(known, 1), len(tokens)):
             for start in range(max(0, end - self.longest), end):

@@ -94,12 +94,12 @@ class Shape:
 
     @property
     def n_bytes(self) -> int:
-        """Return the length of the file."""
+        """Return the length of the file in bytes."""
         return sum(padded(dtype.itemsize * length) for _, _, dtype, length in self.arrays())
 
 
 class CorpusCache:
-    """A cache that is open for reading; see `open`.
+    """Read-only corpus cache, memory-mapped by `open`.
 
     Attributes:
         path: its folder.
@@ -268,7 +268,7 @@ def token_dtype(vocabulary: int) -> np.dtype:
 
 
 def padded(n_bytes: int) -> int:
-    """Return the length of an array in the file."""
+    """Return the bytes that an array takes in the file, padding included."""
     return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
 
 

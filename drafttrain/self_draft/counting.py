@@ -13,7 +13,7 @@ import numpy as np
 from drafttrain.self_draft.corpus_cache import token_dtype
 
 BLOCK = 1 << 22  # tokens or entries that are read together
-BYTES_PER_POSITION = 64  # of a part, while its n-grams are sorted
+BYTES_PER_POSITION = 64  # memory per occurrence in a part while its n-grams are sorted
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ def token_counts(file: TokenFile) -> np.ndarray:
 def plan_parts(file: TokenFile, counts: np.ndarray, min_count: int, most: int, folder: Path) -> list[Part]:
     """Cut the pairs into ranges of at most `most` occurrences each.
 
-    A single pair is never cut: one that is more frequent than `most` is a part of its own.
+    A single pair is never cut: one that is more frequent than `most` fills a part alone.
 
     Args:
-        counts: as `token_counts`.
+        counts: from `token_counts`.
     """
     edges, size = [0], 0
     for key, times in _cuttable(file, counts, min_count, most):
@@ -85,7 +85,7 @@ def plan_parts(file: TokenFile, counts: np.ndarray, min_count: int, most: int, f
 
 
 def _cuttable(file: TokenFile, counts: np.ndarray, min_count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield pairs where a part may begin, and the occurrences from there to the next."""
+    """Yield each pair at which a part may begin, and the occurrences up to the next one."""
     width = file.vocabulary + 1
     for first in np.flatnonzero(counts >= min_count).tolist():
         if counts[first] <= most:
@@ -107,7 +107,7 @@ def count_part(file: TokenFile, part: Part, counts: np.ndarray, gram: int, min_c
     not counted, and each level is in the order of the level above.
 
     Args:
-        counts: as `token_counts`.
+        counts: from `token_counts`.
     """
     part.folder.mkdir(parents=True)
     tokens, width = file.open(), file.vocabulary + 1

@@ -26,9 +26,9 @@ class HybridProposer(Proposer):
 
     Attributes:
         ngrams: the caches. They also learn the target's predictions after the drafter's nodes.
-        drafter: with its growth policy.
-        sure: sum of the candidates' probabilities from which the drafter is not used.
-        least: least probability of a candidate beside the drafter's.
+        drafter: the drafter with its growth policy.
+        sure: the drafter is skipped if the joint probabilities of each sequence's candidates sum up to this.
+        least: least joint probability of a candidate that is added to the drafter's tree.
     """
 
     ngrams: SelfDraft
@@ -111,10 +111,10 @@ class HybridProposer(Proposer):
         return tree_of_lists([tree.tokens for tree in sent], [tree.parents for tree in sent], root.device)
 
     def _join(self, tokens: list[int], parents: list[int], ngrams: Candidates) -> Candidates:
-        """Return the drafter's nodes with the candidates that are probable enough."""
+        """Return the drafter's tree with the candidates added that are probable enough."""
         tree, known, same = Candidates.of(tokens[0]), ngrams.index(), {0: 0}
         for node, (token, parent) in enumerate(zip(tokens[1:], parents[1:]), 1):
-            # nodes that the caches have as well update their model
+            # a node that is also a candidate takes its features, so that the outcome updates their model
             both = known.get((same.get(parent), token))
             if both is not None:
                 same[node] = both

@@ -25,11 +25,11 @@ class _Sequence:
     """State of one sequence.
 
     Attributes:
-        levels: of the window, the oldest first: W - 1 tokens after the root, and W in the others.
+        levels: levels of the window, oldest first: W - 1 tokens after the root in the first, W in the others.
         pool: continuations of N - 1 tokens by the token before them; the newest last.
         columns: nodes of each column in the tree that is being verified, without the root.
-        root: of that tree.
-        size: its nodes.
+        root: root token of that tree.
+        size: number of its nodes.
     """
 
     levels: list[list[int]]
@@ -41,14 +41,14 @@ class _Sequence:
 
 @dataclass
 class Lookahead(PerSequence):
-    """A proposer without a drafter.
+    """Proposer of lookahead decoding.
 
     Attributes:
         window: W, positions that are guessed at.
         gram: N; n-grams have N tokens, and the window N - 1 levels.
         verified: G, n-grams that are verified at a time, at most.
-        vocab_size: of the target; the window starts from random tokens.
-        seed: of these.
+        vocab_size: the target's vocabulary size; the window starts from random tokens.
+        seed: seed of the random tokens.
     """
 
     window: int
@@ -83,7 +83,7 @@ class Lookahead(PerSequence):
         """Learn the target's next guess for each column, from logits [B, n, V]."""
         said = logits.max(-1).indices.tolist()  # [B, n]
         for sequence, row, size in zip(state, said, tree.sizes.tolist()):
-            if size == sequence.size:  # else the end of the output has cut it
+            if size == sequence.size:  # else the output's limit has cut the tree
                 self._refine(sequence, [row[column[-1] if column else 0] for column in sequence.columns])
 
     def _refine(self, sequence: _Sequence, guesses: list[int]) -> None:

@@ -1,5 +1,5 @@
-"""Self-Draft: the target drafts for itself, with n-gram caches and branches of its own (Self-Draft paper,
-Algorithm 1).
+"""Self-Draft: the target drafts for itself, from n-gram caches and from branches that it extends (Self-Draft
+paper, Algorithm 1).
 
 One tree holds the candidates of the caches and N branches, chains of L tokens that the target extends by a
 guess in every forward. A branch sees the text, the root and itself. It is verified like any other part of the
@@ -34,20 +34,20 @@ LIVE: Features = ((BRANCH, 0, 0),)  # a token of a branch, not from a cache
 
 @dataclass(frozen=True)
 class SelfDraftConfig:
-    """How the target drafts for itself.
+    """Settings of Self-Draft.
 
     Attributes:
-        branches: N; 0 for none.
-        branch_length: L.
+        branches: N, number of branches; 0 for none.
+        branch_length: L, tokens of a branch at most.
         gram: G, tokens of a branch that are stored with their successor.
         budget: candidates verified at most, branches not counted.
-        least: least probability of a candidate.
-        max_depth: of the tree of candidates.
+        least: least joint probability of a candidate.
+        max_depth: layers of the tree of candidates.
         context: add the prompt and the accepted text to the cache.
         recycle: most probable tokens after each node that are added to the cache; 0 for none.
         longest: tokens of the longest prefix that is looked up in the context.
         width: followers taken from each cache.
-        seed: of the tokens that branches start from.
+        seed: seed of the tokens that branches start from.
     """
 
     branches: int = setting(0, ge=0, le=WIDEST)
@@ -79,10 +79,10 @@ class _Sequence:
 
     Attributes:
         text: verified tokens.
-        sources: its caches.
-        branches: tokens of each.
+        sources: its n-gram caches.
+        branches: tokens of each branch.
         sent: the tree that the target is verifying, root included.
-        ends: the node of each branch token in it, branch by branch.
+        ends: the node of each branch token in that tree, branch by branch.
     """
 
     text: list[int]
@@ -93,22 +93,22 @@ class _Sequence:
 
 
 class SelfDraft(PerSequence):
-    """A proposer without a drafter.
+    """Proposer of Self-Draft, which needs no drafter.
 
     Args:
-        config: how much of what.
+        config: its settings.
         vocab_size: of the target; branches start from any token below it.
         special: tokens that no branch starts from.
         corpus: n-grams of a large text; None for none.
-        odds: how likely candidates are accepted, as `tune_self_draft` found; None for a rough guess.
-        verify: seconds of a forward by its tokens; with `rate` it limits the tree to nodes that are worth
-            their time. None: `budget` and `least` alone.
-        rate: tokens per second that a step has to beat.
+        odds: model of the candidates' acceptance, fitted by `tune_self_draft`; None for a rough guess.
+        verify: seconds of a target forward by its tokens; with `rate` it limits the tree to nodes that are
+            worth their time. None: `budget` and `least` alone limit it.
+        rate: tokens per second that a node has to yield.
 
     Attributes:
-        accepted: accepted candidates by the source of the largest weight, over all sequences.
-        judged: candidates whose parent was accepted, by features and acceptance, likewise. The last step of
-            an output is not counted.
+        accepted: number of accepted candidates by the source with the largest weight, over all sequences.
+        judged: number of candidates whose parent was accepted, by features and acceptance, over all
+            sequences. The last step of an output is not counted.
         warning: why trees may have a wrong size, in one line.
     """
 
@@ -181,7 +181,7 @@ class SelfDraft(PerSequence):
                 self.judged[evidence, accepted] += 1
                 if accepted:
                     self.accepted[max(evidence, key=odds.weight)[0]] += 1
-                if evidence[0][1]:  # from a cache: those of branches and drafters match nothing
+                if evidence[0][1]:  # matched tokens, which branches and drafters have none of
                     odds.learn(evidence, accepted)
             sequence.sent = None
 
@@ -200,15 +200,15 @@ class SelfDraft(PerSequence):
             return grow(text, sources.followers, config.budget, self._worth, config.max_depth, context)
 
     def send(self, sequence: _Sequence, tree: Candidates) -> None:
-        """Add the branches to the tree that is verified next."""
+        """Add the branches to a tree of candidates and make it the tree that is verified next."""
         sequence.sent, sequence.ends = tree.with_chains(sequence.branches, LIVE)
 
     def _worth(self, n: int) -> float:
-        """Return the least probability of the nth candidate."""
+        """Return the least joint probability at which the nth candidate is worth verifying."""
         if self.verify is None:
             return self.config.least
         first = 1 + self.config.branches * self.config.branch_length  # verified in any case
-        slope = (self.verify(first + n) - self.verify(first)) / n  # of the stretch: single steps are noisy
+        slope = (self.verify(first + n) - self.verify(first)) / n  # averaged over n: the curve is noisy
         return max(self.config.least, self.rate * slope)
 
     def harvest(self, state: list[_Sequence], tree: TokenTree, logits: torch.Tensor) -> None:
@@ -218,7 +218,7 @@ class SelfDraft(PerSequence):
             return
         said = logits.topk(max(config.recycle, 1)).indices.tolist()  # [B, n, k]
         for sequence, rows, size in zip(state, said, tree.sizes.tolist()):
-            if size == len(sequence.sent.tokens):  # else the end of the output has cut it
+            if size == len(sequence.sent.tokens):  # else the output's limit has cut the tree
                 with self._alone:
                     self._harvest(sequence, rows)
 

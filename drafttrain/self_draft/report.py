@@ -16,7 +16,7 @@ from drafttrain.self_draft.tokens import Texts
 
 REPORT = "report.json"
 SHOWN = 20  # most frequent n-grams of each length
-MOST_LOOKUPS = 200_000  # held-out positions that are looked up: seconds
+MOST_LOOKUPS = 200_000  # held-out positions that are looked up at most: takes seconds
 CANDIDATES = 4
 
 
@@ -60,7 +60,7 @@ def describe(
     """Return the report of a cache as a plain dict.
 
     Args:
-        distinct: n-grams of each length whose prefix is frequent enough, rare ones included.
+        distinct: number of n-grams of each length whose prefix is frequent enough, rare ones included.
         hits: from `hit_rate`.
     """
     levels = range(1, cache.gram + 1)

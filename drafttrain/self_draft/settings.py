@@ -1,4 +1,4 @@
-"""Self-Draft from files: an n-gram cache, tuned settings, or neither."""
+"""Tuned settings of Self-Draft, and loading it from a folder with settings, an n-gram cache, or both."""
 
 import math
 import os
@@ -24,7 +24,7 @@ FORMAT_VERSION = 1
 
 @dataclass
 class SelfDraftSettings:
-    """Result of `tune_self_draft`; see `SelfDraft` for most of it.
+    """Result of `tune_self_draft`; `SelfDraft` documents the attributes that are not listed here.
 
     Attributes:
         machine: from `describe_machine`.
@@ -51,8 +51,8 @@ class SelfDraftSettings:
         return found
 
     def foreign(self, target: FrozenTarget, corpus: CorpusCache | None) -> str | None:
-        """Return one line if they were found on another machine, in another dtype, for another target or with
-        another n-gram cache; else None."""
+        """Return a warning, in one line, if the settings were tuned on another machine, in another dtype, for
+        another target or with another n-gram cache; else None."""
         if not self.machine:  # not tuned at all
             return None
         difference = machine_difference(self.machine, describe_machine(target.device))
@@ -68,7 +68,7 @@ class SelfDraftSettings:
         )
 
     def numbers(self) -> list[float]:
-        """Return all numbers that candidates and trees are judged by."""
+        """Return all numbers of the candidate model and the costs, which have to be finite."""
         model, verify = self.odds, self.verify
         found = [model.bias, model.rate, *model.weights.values(), *model.agreement.values(), self.rate]
         return found if verify is None else [*found, *verify.sizes, *verify.seconds]
@@ -123,14 +123,14 @@ def holds_self_draft(folder: str | os.PathLike) -> bool:
 
 
 def load_self_draft(target: FrozenTarget, folder: str | os.PathLike | None = None) -> SelfDraft:
-    """Return Self-Draft for a target.
+    """Load Self-Draft for a target.
 
     Args:
-        folder: of `build-ngrams`, of `calibrate`, or of both. None: n-grams of the current text alone, with
-            default settings.
+        folder: output of `build-ngrams`, of `calibrate`, or of both. None: n-grams of the current text alone,
+            with default settings.
 
     Raises:
-        UserError: there is neither in the folder, it is damaged, or the cache is of another tokenizer.
+        UserError: the folder has neither, one is damaged, or the cache is of another tokenizer.
     """
     if folder is None:
         return SelfDraftSettings().proposer(target, None)

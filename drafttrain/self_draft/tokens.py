@@ -1,4 +1,4 @@
-"""From sources of text to one file of token ids: read and cleaned in one process, encoded in several."""
+"""Tokenize sources of text into one file of token ids: one process reads and cleans, several encode."""
 
 import os
 import signal
@@ -21,20 +21,20 @@ from drafttrain.self_draft.counting import TokenFile
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.parent import end_with
 
-BATCH_CHARACTERS = 1 << 18  # of text that goes to a process together
+BATCH_CHARACTERS = 1 << 18  # of text that a process encodes at a time
 MOST_TOKENS = (1 << 32) - 1  # counts and offsets are stored in 32 bits
 
 
 @dataclass
 class Texts:
-    """The tokenized texts.
+    """Sizes of the tokenized texts.
 
     Attributes:
-        ids: of the documents and conversations, in the order of the file.
-        lengths: of each in the file, separators included.
-        tokens: without separators.
-        words: of the texts that are counted.
-        composed: texts with characters that Unicode writes as one (NFC).
+        ids: ids of the documents and conversations, in the order of the file.
+        lengths: ids that each takes in the file, separators included.
+        tokens: total number of tokens, without separators.
+        words: words of the documents and assistant turns.
+        composed: documents and assistant turns that Unicode normalization (NFC) has changed.
     """
 
     ids: list[str] = field(default_factory=list)
@@ -52,12 +52,12 @@ def tokenize(
 ) -> tuple[TokenFile, Texts]:
     """Write the ids of all texts into a file: of documents everything, of chats the assistant's turns.
 
-    Turns with the ids that a target generated keep them. Each stretch of text ends with the id `vocabulary`,
-    which is no token.
+    Turns that come with the ids that a target generated keep these. Each stretch of text ends with the id
+    `vocabulary`, a separator that is no token.
 
     Args:
-        conversations: chats and texts, tidy.
-        processes: of the encoding; does not change the result.
+        conversations: chats and texts, cleaned.
+        processes: number of processes that encode; does not change the result.
 
     Raises:
         UserError: there are more tokens than a cache can count.
@@ -113,7 +113,7 @@ def _encoded(
     processes: int,
     stack: ExitStack,
 ) -> Iterator[_Encoded]:
-    """Encode batches in their order, with few of them in memory."""
+    """Yield the encoded batches in order, with few of them in memory at a time."""
     if processes == 1:
         yield from (_encode(batch, tokenizer, separator) for batch in batches)
         return

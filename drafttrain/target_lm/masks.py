@@ -1,8 +1,8 @@
-"""The mask of a text."""
+"""Causal mask of a text."""
 
 import torch
 
 
 def causal(n: int, device: torch.device | str) -> torch.Tensor:
-    """Return what each token of a text sees, bool [n, n]: those before it and itself."""
+    """Return which tokens each token of a text sees, bool [n, n]: those before it and itself."""
     return torch.ones(n, n, dtype=torch.bool, device=device).tril()

@@ -1,7 +1,7 @@
 """The frozen target: any `AutoModelForCausalLM`, read through forward hooks and driven with 4-D masks.
 
-No vendored modelling files and no monkey-patching: blocks are tapped by hooks, trees are verified by passing
-an explicit mask and explicit positions, and the LM head is applied by us to the rows that are read.
+No modelling files are vendored and nothing is monkey-patched: blocks are tapped by hooks, trees are verified
+by passing an explicit mask and explicit positions, and the LM head is applied separately to the rows read.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from drafttrain.target_lm.native import TOLERANCE, NativeCheck, can_run_natively
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 
-# What decides a forward besides the weights; not the whole config, to which new transformers add keys.
+# Config keys that decide a forward; not the whole config, as new versions of transformers add keys to it.
 CONFIG_KEYS = (
     "hidden_act",
     "layer_types",
@@ -41,14 +41,14 @@ CONFIG_KEYS = (
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Hash of some evenly spaced numbers of every parameter: cheap, and a fine-tuned copy differs."""
+    """Return a hash of evenly spaced numbers of every parameter: cheap, and different after fine-tuning."""
     return tensors_hash(sorted(model.named_parameters()))
 
 
 def tensors_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Hash of some evenly spaced numbers of tensors, given in the order of their names.
+    """Return a hash of up to 64 evenly spaced numbers of each tensor; tensors come in the order of names.
 
-    They are rounded to bf16 first: a model has the same hash in any dtype.
+    Numbers are rounded to bf16 first, so that a model has the same hash in any dtype.
     """
     digest = hashlib.sha256()
     for name, weight in tensors:
@@ -60,14 +60,14 @@ def tensors_hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def target_fingerprint(weights: str, config: PreTrainedConfig) -> str:
-    """Return the fingerprint of a target by the hash of its weights and what else decides a forward."""
+    """Return a target's fingerprint, from the hash of its weights and the `CONFIG_KEYS` of its config."""
     return fingerprint([weights, {key: getattr(config, key, None) for key in CONFIG_KEYS}])
 
 
 @dataclass
 class TargetStates:
-    """Hidden states of a forward: `tapped` [B, n, K·H] (the tapped blocks, side by side) and `final`
-    [B, n, H] (after the final norm: what the LM head reads)."""
+    """Hidden states of a forward: `tapped` [B, n, K·H] (outputs of the tapped blocks, concatenated) and
+    `final` [B, n, H] (after the final norm: the input of the LM head)."""
 
     tapped: torch.Tensor
     final: torch.Tensor
@@ -84,13 +84,13 @@ def scale_logits(config: PreTrainedConfig, logits: torch.Tensor) -> torch.Tensor
 
 
 def block_number(block: int, n_blocks: int) -> int:
-    """A block's number from 0. `n_blocks` stands for the state after the final norm, as in `hidden_states` of
-    transformers; negative numbers count from the end."""
+    """Return a block's number, counted from 0. Negative numbers count from the end; `n_blocks` stands for the
+    state after the final norm, as in `hidden_states` of transformers."""
     return block + n_blocks if block < 0 else block
 
 
 class FrozenTarget:
-    """A causal LM that is only read.
+    """Causal LM with frozen weights that verifies trees and provides hidden states.
 
     Args:
         model: the language model; its parameters are frozen here.
@@ -150,7 +150,7 @@ class FrozenTarget:
 
     @property
     def eos_token_ids(self) -> set[int]:
-        """Every token that ends a generation: the generation config's, the config's and the tokenizer's."""
+        """Return all tokens that end a generation: of generation config, config and tokenizer."""
         generation = getattr(self.model, "generation_config", None)
         found = [getattr(generation, "eos_token_id", None), self.config.eos_token_id]
         found.append(getattr(self.tokenizer, "eos_token_id", None))
@@ -161,25 +161,25 @@ class FrozenTarget:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the weights and of what decides a forward besides them."""
+        """Return a hash of the weights and of the config keys that decide a forward."""
         return target_fingerprint(weights_hash(self.model), self.config)
 
     @cached_property
     def tokenizer_hash(self) -> str | None:
-        """Hash of the tokenizer; None without one. Drafters and n-gram caches are compared with it."""
+        """Return the hash of the tokenizer, which drafters and n-gram caches must match; None without one."""
         return None if self.tokenizer is None else tokenizer_hash(self.tokenizer)
 
     def pack(self) -> None:
         """Lay out the weights for decoding: native on a CPU with a compiler, else packed for oneDNN in bf16.
 
-        From then on forwards over trees are native where the architecture is known; they are fp32 but for the
-        weights, keys and values (and the inputs of bf16 products). `lm_head` keeps its plain weight, which
-        embeddings may share and drafters read.
+        Afterwards forwards over trees are native if the architecture is known. They compute in fp32, except
+        for weights, keys and values (and the inputs of bf16 products). `lm_head` keeps its plain weight,
+        which embeddings may share and drafters read.
         """
         if self.is_packed:
             return
         if can_be_native(self.lm_head):
-            with native_team():  # else torch's threads spin after each small operator of the check
+            with native_team():  # otherwise torch's threads spin after each small operator of the check
                 self._make_native()
         else:
             self._pack_linears()
@@ -188,12 +188,12 @@ class FrozenTarget:
         from drafttrain.target_lm.cpu_linear import PackedLinear, can_pack, pack_linears  # without a compiler
 
         if can_pack(self.lm_head):
-            _ = self.fingerprint
+            _ = self.fingerprint  # computed while the weights can be read
             pack_linears(self.base)
             self.read_head, self.is_packed = PackedLinear(self.lm_head.weight, self.lm_head.bias), True
 
     def _make_native(self) -> None:
-        _ = self.fingerprint  # while the weights can be read
+        _ = self.fingerprint  # computed while the weights can be read
         knows = can_run_natively(self.base, self.config)
         check = NativeCheck(self.base, self.config) if knows else None
         make_native(self.base)
@@ -202,7 +202,7 @@ class FrozenTarget:
         if check is None:
             return
         native = native_blocks(self.base, self.config)
-        if (error := check.error(native)) <= TOLERANCE:  # not so for NaN
+        if (error := check.error(native)) <= TOLERANCE:  # false for NaN
             self.native = native
         else:
             warnings.warn(
@@ -212,20 +212,20 @@ class FrozenTarget:
             )
 
     def own_cores(self, threads: int | None = None) -> AbstractContextManager[None]:
-        """Give the cores to native forwards, as `native_team` does; without native ones do nothing."""
+        """Give the cores to native forwards, as `native_team` does; do nothing for stock forwards."""
         return nullcontext() if self.native is None else native_team(threads)
 
     @property
     def timed_modules(self) -> tuple[nn.Module, nn.Module]:
-        """The modules whose calls are the target's forward: blocks and head."""
+        """Return the modules whose calls make up the target's forward: blocks and head."""
         return self.native or self.base, self.read_head
 
     # lengths
 
     @property
     def positions(self) -> float:
-        """Return how many tokens a text may have. Beyond its original positions longrope turns all keys of a
-        forward otherwise, also those of shorter texts and of drafts that go no further than that."""
+        """Return the most tokens that a text may have. For longrope these are its original positions: beyond
+        them it rotates all keys of a forward differently, also those of shorter texts and drafts."""
         limit = getattr(self.config, "max_position_embeddings", None) or math.inf
         rope = getattr(self.config, "rope_parameters", None) or {}
         for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
@@ -234,14 +234,14 @@ class FrozenTarget:
         return limit
 
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
-        """Return whether prompt and new tokens keep within the target's positions."""
+        """Return whether prompt and new tokens fit into the target's positions."""
         return len(prompt_ids) + max_new_tokens <= self.positions
 
     def check_length(self, prompt_ids: Sequence[int], max_new_tokens: int, which: str) -> None:
-        """Require that prompt and new tokens keep within the target's positions.
+        """Require that prompt and new tokens fit into the target's positions.
 
         Raises:
-            UserError: they do not; names the prompt.
+            UserError: they do not; the message names the prompt by `which`.
         """
         if not self.fits(prompt_ids, max_new_tokens):
             raise UserError(
@@ -253,9 +253,9 @@ class FrozenTarget:
     # taps
 
     def tap(self, blocks: Sequence[int]) -> None:
-        """Chooses the blocks whose outputs the next forwards return; replaces an earlier choice. The number
-        of blocks stands for the state after the final norm. Drafters that share a target and read different
-        blocks take turns by it.
+        """Choose the blocks whose outputs the next forwards return, instead of those of an earlier call.
+        `n_blocks` stands for the state after the final norm. Drafters that share a target but read different
+        blocks call this before their turn.
 
         Raises:
             UserError: no such block.
@@ -269,8 +269,8 @@ class FrozenTarget:
 
     @contextmanager
     def _tapped(self) -> Iterator[dict[int, torch.Tensor]]:
-        """Keep what the tapped blocks return inside. Hooks last no longer, and heed this thread alone: a
-        model that was given may be trained, copied, or run by others."""
+        """Collect the outputs of the tapped blocks. Hooks exist only inside the block and record only this
+        thread, because the caller's model may also be trained, copied, or run by others."""
         taps: dict[int, torch.Tensor] = {}  # [B, n, H] each
         thread = get_ident()
 
@@ -296,7 +296,7 @@ class FrozenTarget:
 
     @torch.no_grad()
     def encode(self, input_ids: torch.Tensor, document_start: torch.Tensor) -> TargetStates:
-        """One pass over packed rows without a cache and without the LM head, for training and collection.
+        """Return the states of packed rows, without the LM head, for training and collection.
 
         Args:
             input_ids: [B, T].
@@ -326,7 +326,7 @@ class FrozenTarget:
     ) -> TargetStates:
         """Run the nodes of a tree (or the tokens of a prompt) after each row's committed tokens.
 
-        Keys and values stay in the cache's open slots until `cache.commit`.
+        Keys and values stay in the slots after the committed ones until `cache.commit`.
 
         Args:
             tokens: [B, n].
@@ -361,10 +361,10 @@ class FrozenTarget:
     ) -> list[TargetStates]:
         """Run the nodes of several trees, each after its own cache, in one forward without padding.
 
-        Models that do not take attention functions from outside run once for each cache.
+        Models that take no custom attention function run once for each cache.
 
         Args:
-            tokens, depths, ancestors: of each cache, as `forward` takes them.
+            tokens, depths, ancestors: for each cache, as `forward` takes them.
         """
         trees = list(zip(caches, tokens, depths, ancestors, strict=True))
         alone = self.native is None and not attention.attends_within_documents(self.config)
@@ -408,7 +408,7 @@ class FrozenTarget:
         ]
 
     def _run_native(self, tokens: torch.Tensor, nodes: Nodes, reach: int) -> TargetStates:
-        """Run nodes with these tokens, [B, n] or [N], at positions below `reach`, natively."""
+        """Run nodes with tokens [B, n] or [N] in the native blocks; all positions are below `reach`."""
         inner = [block for block in self.tapped_blocks if block < self.n_blocks]
         x = self.embed.weight[tokens].float()  # [..., H]
         tapped, final = self.native(x, nodes, reach, taps=inner)
@@ -419,7 +419,7 @@ class FrozenTarget:
         return TargetStates(tapped, final)
 
     def head(self, final: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V] of states after the final norm [..., H], scaled and capped as the model does."""
+        """Return logits [..., V] of final states [..., H], scaled and capped as in the model."""
         return self.scale_logits(self.read_head(final))
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The native forward of a target, or of a small LM that drafts: the architectures that it knows.
+"""Native forward of a target, or of a small LM that drafts, for the architectures that it supports.
 
-Others keep the stock modules, with native linear layers in them.
+Other architectures keep the stock modules, with native linear layers in them.
 """
 
 import copy
@@ -16,13 +16,13 @@ BLOCKS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen
 STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # others change with the length of the text
 TOLERANCE = 1e-3  # of the standard deviation of what a block adds; fp32 rounding gives 1e-5
 PREFIX = 9  # committed tokens before the tree of the check
-PARENTS = (-1, 0, 0, 1, 2, 4, 3)  # two branches, whose nodes are mixed
+PARENTS = (-1, 0, 0, 1, 2, 4, 3)  # two branches with interleaved nodes
 PATHS = ((0, 1, 3, 6), (0, 2, 4, 5))
 
 
 def can_run_natively(base: PreTrainedModel, config: PreTrainedConfig) -> bool:
-    """Return whether `native_blocks` knows the architecture of a language model without its head, and its
-    linear layers can be native."""
+    """Return whether `native_blocks` supports the architecture of a language model without its head, and all
+    its linear layers can be native."""
     blocks = getattr(base, "layers", ())
     kinds = {type(block).__name__ for block in blocks}
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
@@ -45,16 +45,16 @@ def can_run_natively(base: PreTrainedModel, config: PreTrainedConfig) -> bool:
 
 
 def native_blocks(base: PreTrainedModel, config: PreTrainedConfig, final: bool = True) -> NativeBlocks:
-    """Describe a language model, whose linear layers are native already, to the native library.
+    """Return the native blocks of a language model whose linear layers are native already.
 
     Args:
-        final: whether it has the norm after the blocks.
+        final: whether to include the norm after the blocks.
     """
     attention, norm = base.layers[0].self_attn, base.layers[0].input_layernorm
 
     def rope(n: int) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = base.rotary_emb(torch.zeros(1), torch.arange(n)[None])  # [1, n, head_dim]
-        half = cos.shape[-1] // 2  # both halves are alike
+        half = cos.shape[-1] // 2  # both halves are equal
         return cos[0, :, :half], sin[0, :, :half]
 
     return NativeBlocks(
@@ -69,7 +69,7 @@ def native_blocks(base: PreTrainedModel, config: PreTrainedConfig, final: bool =
 
 
 def _window(config: PreTrainedConfig, block: int) -> int:
-    """Return the positions that a block's tokens see, themselves included; 0: all."""
+    """Return the number of positions that a block's tokens see, themselves included; 0: all."""
     types = getattr(config, "layer_types", None)
     slides = types is None or "sliding" in types[block]
     return (getattr(config, "sliding_window", None) or 0) if slides else 0
@@ -95,10 +95,10 @@ def _parts(block: nn.Module, window: int) -> BlockParts:
 
 
 class NativeCheck:
-    """Compares native blocks with the stock modules in fp32, on a tree after a prefix: the first block of
-    each kind of attention, and the last.
+    """Comparison of native blocks with the stock modules in fp32, on a tree after a prefix: for the first
+    block of each kind of attention, and the last block.
 
-    The stock outputs are computed when it is made, before the linear layers become native.
+    The stock outputs are computed on construction, before the linear layers become native.
     """
 
     @torch.no_grad()
@@ -127,7 +127,7 @@ class NativeCheck:
     @torch.no_grad()
     def error(self, native: NativeBlocks) -> float:
         """Return the largest root-mean-square difference of a node's output, as a share of the standard
-        deviation of what the block adds to its input; NaN where one gives NaN."""
+        deviation of what the block adds to its input; NaN if an output is NaN."""
         n, errors = len(PARENTS), []
         seen = torch.eye(n, dtype=torch.bool)  # [n, n]
         for node, parent in enumerate(PARENTS[1:], 1):

@@ -1,4 +1,4 @@
-"""A target over packed rows, several documents in each, for training and collection."""
+"""Forward of a target over packed rows with several documents each, for training and collection."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +16,13 @@ from drafttrain.target_lm.attention import (
 )
 from drafttrain.target_lm.stock_masks import attention_mask
 
-CPU_TOKENS = 1024  # in one forward over packed rows: with more, activations fall out of the CPU's cache
+CPU_TOKENS = 1024  # in one forward over packed rows: with more, activations do not fit into the CPU's cache
 
 
 def run_packed(
     base: PreTrainedModel, config: PreTrainedConfig, input_ids: torch.Tensor, document_start: torch.Tensor
 ) -> torch.Tensor:
-    """Last hidden states [B, T, H] of a language model without its head over packed rows [B, T].
+    """Return the last hidden states [B, T, H] of packed rows [B, T], of a language model without its head.
 
     Args:
         config: its text config.
@@ -30,7 +30,7 @@ def run_packed(
             document up to itself.
     """
     index = torch.arange(input_ids.shape[1], device=input_ids.device)
-    positions = index - document_start  # [B, T] in each token's own document
+    positions = index - document_start  # [B, T] within each token's document
     inputs = {"input_ids": input_ids, "position_ids": positions, "use_cache": False}
     if not document_start.any():
         out = base(**inputs)
@@ -45,13 +45,13 @@ def run_packed(
 
 
 def causal_document_mask(document_start: torch.Tensor) -> torch.Tensor:
-    """bool [B, T, T]: what each token of a packed row sees in the target (its own document up to itself)."""
+    """Return which tokens each token of a packed row sees, bool [B, T, T]: its own document up to itself."""
     index = torch.arange(document_start.shape[1], device=document_start.device)
     return (index >= document_start[:, :, None]) & (index <= index[:, None])
 
 
 def document_stretches(document_start: torch.Tensor) -> list[Stretch]:
-    """The documents of packed rows [B, T] in order; neighbours of one token each (padding) are joined."""
+    """Return the documents of packed rows [B, T] in order; adjacent one-token ones (padding) are joined."""
     stretches: list[Stretch] = []
     for row, starts in enumerate(document_start.tolist()):
         bounds = [index for index, start in enumerate(starts) if index == start] + [len(starts)]
@@ -65,8 +65,8 @@ def document_stretches(document_start: torch.Tensor) -> list[Stretch]:
 
 @contextmanager
 def within_documents(document_start: torch.Tensor) -> Iterator[None]:
-    """Inside, and in this thread, models that `attends_within_documents` attend within the documents of
-    [B, T] and ignore the mask they get."""
+    """Make models for which `attends_within_documents` holds attend within the documents of [B, T] and ignore
+    the mask that they get, inside the block and in this thread."""
     token = packed_rows.set(Packed(document_stretches(document_start)))
     try:
         yield

@@ -1,22 +1,22 @@
-"""Pickles of weights can run any program when they are read, so they are only where the user asks for it."""
+"""Permission to read pickled weights, which can run any program: they are read only if the user asks."""
 
 import os
 from pathlib import Path
 
 from drafttrain.utils.errors import UserError
 
-ALLOW = "DRAFTTRAIN_ALLOW_PICKLES"  # environment variable: 1 reads them
+ALLOW = "DRAFTTRAIN_ALLOW_PICKLES"  # environment variable; 1 allows them
 ENDINGS = ("bin", "pt", "pth", "ckpt")
 
 
 def are_allowed(place: str) -> bool:
-    """Return whether pickles may be read.
+    """Return whether weights may be read from pickles.
 
     Args:
         place: a model's folder without safetensors, or its Hub id.
 
     Raises:
-        UserError: the folder has pickles, and they may not.
+        UserError: the folder has pickles, which are not allowed.
     """
     if os.environ.get(ALLOW) == "1":
         return True

@@ -1,4 +1,4 @@
-"""Values of a target's files that transformers takes as they are."""
+"""Validation of values in a target's files that transformers does not check."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ LIMITS = {"num_hidden_layers": 10_000, "vocab_size": 1 << 24, "hidden_size": 1 <
 
 
 def require_values(place: str, config: PreTrainedConfig) -> None:
-    """Require sizes that a model can have, and tokens as ends of texts where the folder names them.
+    """Require sizes that a model can have, and token ids as `eos_token_id` of the generation config.
 
     Raises:
-        UserError: a size is too large, or an end is no token.
+        UserError: a size is out of range, or an end-of-sequence token is not an id.
     """
     for name, most in LIMITS.items():
         value = getattr(config, name, 1)

@@ -1,4 +1,4 @@
-"""Models as transformers loads them, without what drafttrain does to its own for speed."""
+"""Models as transformers loads them, without the changes that drafttrain makes for speed."""
 
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -7,19 +7,19 @@ from drafttrain.target_lm.model import FrozenTarget
 
 
 def load_stock_model(target: FrozenTarget) -> PreTrainedModel:
-    """A second copy of a target's model, as transformers loads it, without what we do to ours for speed. The
-    target's own where it was not loaded from a folder or the Hub.
+    """Return a second copy of a target's model, as transformers loads it, without our changes for speed; the
+    target's own model if it was not loaded from a folder or the Hub.
 
     Raises:
-        UserError: it is no longer there.
+        UserError: the model is no longer there.
     """
     place = target.model.name_or_path
     return load_model_like(place, target) if place else target.model
 
 
 def load_model_like(model: str, target: FrozenTarget) -> PreTrainedModel:
-    """Any causal LM as transformers loads it, in a target's type and on its device, without the defaults of
-    its checkpoint for `generate`: a penalty, a cache that is off.
+    """Return any causal LM as transformers loads it, in a target's dtype and on its device, without the
+    checkpoint's defaults for `generate`, such as a penalty or a cache that is off.
 
     Args:
         model: what `load_target` takes.

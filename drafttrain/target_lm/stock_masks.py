@@ -1,5 +1,5 @@
-"""Which slots of a cache a token attends to, for transformers' modules and torch's operators: the one place
-for targets and drafters. Native forwards take ancestors as they are.
+"""Masks over the slots of a cache, for transformers' modules and torch's operators, in targets and drafters
+alike. Native forwards need no mask: they take ancestors directly.
 
 Which 4-D mask each architecture takes (`attention_mask`) holds for transformers 5.21 to 5.24.
 """
@@ -9,12 +9,12 @@ import torch.nn.functional as F
 
 
 def allowed_slots(lengths: torch.Tensor, ancestors: torch.Tensor, view: int) -> torch.Tensor:
-    """Return which slots nodes attend to: all verified ones of their row, their ancestors and themselves.
+    """Return the slots that each node attends to: its row's verified ones, its ancestors and itself.
 
     Args:
         lengths: verified tokens of each row, int64 [B].
         ancestors: bool [B, n, w] or [n, w]: which of the slots lengths[b] + 0 … w - 1 node i attends to.
-        view: number of slots, up to the last of those of the longest row: max(lengths) + w.
+        view: number of slots that the longest row needs: max(lengths) + w.
 
     Returns:
         bool [B, n, view]
@@ -37,9 +37,9 @@ def attention_mask(
     config,
     dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Return the form of mask a model takes for an explicit pattern of attention: 0 where it may look, else
-    the lowest number of its type. Eager attention takes no other; SDPA would make this of a bool mask again
-    in every block.
+    """Return a mask for an explicit attention pattern, in the form that the model takes: 0 where a query
+    attends, else the lowest number of the dtype. Eager attention takes only this kind, and SDPA would convert
+    a bool mask to it again in every block.
 
     Models whose config lists `layer_types` take a dict with one mask per type; the others take one tensor,
     with the sliding window already in it. The window is counted in positions, not slots, because siblings

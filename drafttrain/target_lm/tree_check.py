@@ -1,7 +1,7 @@
-"""Does this target verify trees correctly? Asked once, when it is loaded.
+"""Check that a target verifies trees correctly, once when it is loaded.
 
-Architectures read explicit masks and positions in ways of their own, and some read them wrongly without an
-error (ALiBi counts slots, not positions). A small tree is compared with plain forwards.
+Architectures handle explicit masks and positions differently, and some handle them wrongly without an error
+(ALiBi counts slots, not positions). A small tree is compared with plain forwards.
 """
 
 import math
@@ -31,7 +31,7 @@ TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.2
 
 @torch.no_grad()
 def check_tree_support(target: FrozenTarget) -> None:
-    """Compares a tree of seven nodes, and a step after committing one of its paths, with forwards over plain
+    """Compare a tree of seven nodes, and a step after committing one of its paths, with forwards over plain
     text.
 
     Raises:
@@ -69,7 +69,7 @@ def check_tree_support(target: FrozenTarget) -> None:
 
 @contextmanager
 def _in_fp32(target: FrozenTarget) -> Iterator[None]:
-    """Compute in fp32 inside, if the weights fit in memory beside what they are."""
+    """Convert the weights to fp32 inside the block, if memory has room for them next to the originals."""
     weights = [p for p in target.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
     needed = 4 * sum(weight.numel() for weight in weights)
     stored = [weight.data for weight in weights] if 1.1 * needed < free_memory(target.device) else []
@@ -79,11 +79,11 @@ def _in_fp32(target: FrozenTarget) -> Iterator[None]:
         yield
     finally:
         for weight, data in zip(weights, stored):
-            weight.data = data  # the same memory: native copies and drafters know it
+            weight.data = data  # the original memory, which native copies and drafters refer to
 
 
 def free_memory(device: torch.device) -> float:
-    """Return bytes that can still be had on a device; infinite where the system does not report it."""
+    """Return the bytes that can still be allocated on a device; infinite if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -95,8 +95,8 @@ def free_memory(device: torch.device) -> float:
 
 
 def _left(cgroup: Path) -> float:
-    """Return the bytes that a cgroup can still get; infinite without a limit. What it holds of files that
-    nobody reads goes first."""
+    """Return the bytes that a cgroup can still allocate; infinite without a limit. Its inactive file cache
+    counts as free, because the system drops it first."""
     version_2 = (cgroup / "memory.max").exists()
     names = ("max", "current") if version_2 else ("limit_in_bytes", "usage_in_bytes")
     try:
@@ -111,8 +111,8 @@ def _left(cgroup: Path) -> float:
 def _logit_error(
     target: FrozenTarget, prefix: torch.Tensor, nodes: torch.Tensor, following: torch.Tensor
 ) -> float:
-    """Root-mean-square difference between a node's tree logits and its plain ones, worst node, as a share of
-    the plain logits' standard deviation.
+    """Return the root-mean-square difference between tree logits and plain ones of the worst node, as a share
+    of the plain logits' standard deviation.
 
     Args:
         prefix: tokens to commit first [p].

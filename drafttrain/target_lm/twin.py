@@ -1,4 +1,4 @@
-"""A native copy of a model that a program has loaded, whose own modules stay as they are."""
+"""Native copy of a model that a program has loaded; the model's own modules stay unchanged."""
 
 from dataclasses import dataclass
 
@@ -14,21 +14,21 @@ from drafttrain.target_lm.tree_check import free_memory
 from drafttrain.utils.threads import limit_threads
 
 STOCK = "torch.nn.modules.", "transformers.models.", "transformers.activations"  # where modules are defined
-CAPTURING = "transformers.utils.output_capturing"  # its hooks stay, and do nothing but when asked to
+CAPTURING = "transformers.utils.output_capturing"  # its hooks are allowed: they do nothing unless asked
 ATTENTIONS = NAME, "sdpa", "eager"
-SETTINGS = "scaling", "variance_epsilon", "attention_scaling"  # of modules, which forwards read
-SHARE = 0.5  # of the free memory that a copy may take
+SETTINGS = "scaling", "variance_epsilon", "attention_scaling"  # attributes of modules that forwards read
+SHARE = 0.5  # of the free memory: the most that a copy may take
 
 
 @dataclass(frozen=True)
 class Look:
-    """Hold what decides the outputs of a model.
+    """Snapshot of everything that decides a model's outputs, to notice when the model changes.
 
     Attributes:
-        modules: name, class and settings of each.
-        tensors: name, type, shape and place of each weight and buffer, how often it was written to, and the
-            sum of its bits, which is read in the time of one token: what `.data` writes is counted nowhere.
-        config: the values that decide a forward.
+        modules: name, class and settings of each module.
+        tensors: name, dtype, shape, address, version counter and checksum of each weight and buffer. The
+            counter misses writes through `.data`; the checksum takes as long as decoding one token.
+        config: the config values that decide a forward.
     """
 
     modules: tuple[tuple, ...]
@@ -37,7 +37,7 @@ class Look:
 
     @classmethod
     def at(cls, model: PreTrainedModel) -> "Look":
-        """Return what a model looks like now."""
+        """Return a snapshot of a model."""
         config = model.config.get_text_config()
         return cls(
             tuple(
@@ -51,11 +51,11 @@ class Look:
 
 def native_copy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> FrozenTarget | None:
     """Return a target with a native copy of a model's linear layers, which takes as much memory again; its
-    embeddings and norms are the model's own. The model is not changed.
+    embeddings and norms are shared with the model. The model is not changed.
 
-    None where the native forward would not be the model's: on a GPU, for architectures that it does not know,
-    with hooks, adapters or other modules than those of transformers, while dropout is on; and where the copy
-    would take more than half of the free memory.
+    Returns None if the native forward would differ from the model's (on a GPU, for unsupported architectures,
+    with hooks, adapters or modules that are not transformers', or while dropout is on), and if the copy would
+    take more than half of the free memory.
     """
     config = model.config.get_text_config()
     if not (is_plain(model) and _has_stock_blocks(model) and can_run_natively(model.base_model, config)):
@@ -66,11 +66,11 @@ def native_copy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name
     limit_threads()
     target = FrozenTarget(_twin(model, {}), tokenizer, name)
     target.pack()
-    return None if target.native is None else target  # None: it was compared with the stock one, and differs
+    return None if target.native is None else target  # None: its outputs differ from the stock ones
 
 
 def is_plain(model: PreTrainedModel) -> bool:
-    """Return whether a forward of the model is that of transformers' own modules, and of nothing else."""
+    """Return whether a forward of the model runs transformers' own modules and nothing else."""
     attention = model.config.get_text_config()._attn_implementation
     return (
         attention in ATTENTIONS
@@ -79,7 +79,7 @@ def is_plain(model: PreTrainedModel) -> bool:
             type(module).__module__.startswith(STOCK)
             and not module._forward_pre_hooks
             and all(getattr(hook, "__module__", "") == CAPTURING for hook in module._forward_hooks.values())
-            and "forward" not in vars(module)  # offloading and compilers put their own there
+            and "forward" not in vars(module)  # offloading and compilers replace it there
             and not (module.training and _drops(module))
             for _, module in [("", model), *_parts(model)]
         )
@@ -87,7 +87,7 @@ def is_plain(model: PreTrainedModel) -> bool:
 
 
 def _has_stock_blocks(model: PreTrainedModel) -> bool:
-    """Return whether the blocks are all that its config says, each with the modules of a new one."""
+    """Return whether the model has all blocks of its config, each with the same modules as a new block."""
     base, config = model.base_model, model.config.get_text_config()
     blocks = getattr(base, "layers", ())
     if (
@@ -106,7 +106,7 @@ def _kinds(block: nn.Module) -> list[tuple[str, type]]:
 
 
 def _parts(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
-    """Return the modules inside that a forward runs, with their names."""
+    """Return the modules that a forward runs, with their names."""
     return [
         *model.base_model.named_modules(prefix="base"),
         *model.get_output_embeddings().named_modules(prefix="head"),
@@ -125,8 +125,8 @@ def _facts(named: tuple[str, torch.Tensor]) -> tuple:
 
 
 def _sum(weight: torch.Tensor) -> int:
-    """Return the sum of a tensor's bits, read as the largest numbers that they can be, each row of a matrix
-    times a number of its own."""
+    """Return a checksum of a tensor's bits, read as int64 where its size and offset allow it, else as bytes:
+    the sum over rows, each multiplied by a different odd number."""
     flat = weight.detach().contiguous().view(-1).view(torch.uint8)  # [bytes]
     whole = len(flat) % 8 == flat.storage_offset() % 8 == 0
     words = flat.view(torch.int64) if whole else flat  # [w]
@@ -136,11 +136,11 @@ def _sum(weight: torch.Tensor) -> int:
 
 
 def _twin(module: nn.Module, weights: dict[int, nn.Parameter]) -> nn.Module:
-    """Return a copy of a module and of those in it that shares their weights and buffers, so that replacing
-    a copied module leaves the other one as it was.
+    """Return a copy of a module and its submodules that shares their weights and buffers, so that replacing a
+    module in the copy does not change the original.
 
     Args:
-        weights: copies by the id of their originals, as tied ones are to stay one.
+        weights: copied parameters by the id of the original, so that tied ones stay tied.
     """
 
     def of(weight: nn.Parameter | None) -> nn.Parameter | None:

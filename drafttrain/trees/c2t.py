@@ -1,4 +1,4 @@
-"""C2T (Huo et al. 2025): a classifier decides, node by node, what is verified and drafted on."""
+"""C2T (Huo et al. 2025): a classifier decides for each node whether it is verified and expanded."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from drafttrain.utils.ranges import setting
 
 @dataclass(frozen=True)
 class Plain:
-    """A single feature that is a probability itself, as the confidence: the baselines of C2T."""
+    """Confidence that is a single feature, which is a probability itself: for the baselines of C2T."""
 
     name: str
 
@@ -38,13 +38,13 @@ class C2tPolicy(TreePolicy):
     Among equally confident nodes of a layer the earlier ones win.
 
     Attributes:
-        confidence: of nodes: the classifier of a bundle, or another.
-        beta: threshold, exclusive.
+        confidence: predicts the confidence of nodes: the classifier of a bundle, or another.
+        beta: confidence above which (exclusive) a node is kept.
         top_k: children considered per expanded node.
         layer_k: nodes kept per layer at most; None: all (the paper's "naive" method).
         max_depth: layers at most.
-        expand: threshold, exclusive, of the nodes that are expanded; None: all that are verified, as in the
-            paper. Ours: verifying one more token costs less than drafting one more layer.
+        expand: confidence above which (exclusive) a kept node is expanded; None: all are, as in the paper.
+            Ours, because verifying one more token costs less than drafting one more layer.
     """
 
     confidence: Confidence
@@ -56,31 +56,31 @@ class C2tPolicy(TreePolicy):
 
     @classmethod
     def calibrated(cls, costs: Costs, given: Collection[str] = ()) -> dict[str, Any]:
-        """Return the thresholds tuned for this machine, if there are any; with a `beta` that is given, none:
-        that is the paper's method."""
+        """Return the thresholds tuned for this machine, if there are any; none if the user gives `beta`,
+        which is the paper's method."""
         names = ("top_k", "beta", "expand") if "beta" not in given else ()
         return {name: getattr(costs, name) for name in names if getattr(costs, name) is not None}
 
     @classmethod
     def chain(cls, confidence: Confidence, beta: float = 0.85, max_depth: int = 10) -> "C2tPolicy":
-        """Chain mode: the most probable tokens, one after the other, until one is not confident enough."""
+        """Return chain mode: the most probable tokens in turn, until one is not confident enough."""
         return cls(confidence, beta, 1, 1, max_depth)
 
     @classmethod
     def dymax(cls, threshold: float = 0.3, max_depth: int = 10) -> "C2tPolicy":
-        """DyMax: a chain up to the first token whose own probability is not above the threshold."""
+        """Return DyMax: a chain up to the first token whose own probability is not above a threshold."""
         return cls.chain(Plain("p"), threshold, max_depth)
 
     @classmethod
     def dyjoint(cls, threshold: float = 0.08, max_depth: int = 10) -> "C2tPolicy":
-        """DyJoint: a chain up to the first token whose joint probability is not above the threshold."""
+        """Return DyJoint: a chain up to the first token whose joint probability is not above a threshold."""
         return cls.chain(Plain("P"), threshold, max_depth)
 
     @classmethod
     def joint(
         cls, threshold: float = 0.05, top_k: int = 15, layer_k: int | None = 15, max_depth: int = 10
     ) -> "C2tPolicy":
-        """The same tree by joint probability alone: the baseline of the classifier."""
+        """Return the same tree by joint probability only: the baseline of the classifier."""
         return cls(Plain("P"), threshold, top_k, layer_k, max_depth)
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
@@ -93,7 +93,7 @@ class C2tPolicy(TreePolicy):
             log_probs, ids, entropies = self._children(drafter, state, tree, frontier, k)
             paths = joint[:, :, None] + log_probs  # [B, f, k]
             confidence = self._confidence(log_probs, paths, entropies, depth).reshape(len(root), -1)
-            if len(root) > 1:  # a row that is alone has no padding
+            if len(root) > 1:  # a single row has no padding
                 confidence[np.arange(confidence.shape[1]) >= k * counts.cpu().numpy()[:, None]] = 0.0
             keep = self._kept(confidence)  # [B, f * k]
             kept, added = marked_nodes(torch.from_numpy(keep).to(root.device))  # [B, v], [B]
@@ -123,7 +123,7 @@ class C2tPolicy(TreePolicy):
         self, drafter: Drafter, state: object, tree: TokenTree, frontier: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the k most probable tokens after the frontier [B, f]: log-probabilities and draft ids
-        [B, f, k], and entropies [B, f], NaN where no feature needs them: they cost more than all the rest."""
+        [B, f, k], and entropies [B, f], NaN if no feature needs them: they cost more than all the rest."""
         if "H" not in self.confidence.features:
             log_probs, ids = drafter.top(state, tree, frontier, k)
             return log_probs, ids, torch.full_like(log_probs[:, :, 0], torch.nan)
@@ -136,8 +136,8 @@ class C2tPolicy(TreePolicy):
         """Return the confidence of a layer's nodes, fp32 [B, f, k].
 
         Args:
-            log_probs, paths: of the nodes and of the paths to them [B, f, k].
-            entropies: of the distributions that the nodes come from [B, f].
+            log_probs, paths: log-probabilities of the nodes, and joint ones of the paths to them [B, f, k].
+            entropies: entropies of the distributions that the nodes come from [B, f].
         """
         features = self.confidence.features
         known = {
@@ -153,7 +153,7 @@ class C2tPolicy(TreePolicy):
         return self.confidence.predict(x)
 
     def _kept(self, confidence: np.ndarray) -> np.ndarray:
-        """Mark the nodes of a layer that are kept, bool [B, m], by their confidence [B, m]."""
+        """Return which nodes of a layer are kept, bool [B, m], given their confidence [B, m]."""
         above = confidence > self.beta  # [B, m]
         if self.layer_k is None or above.sum(1).max() <= self.layer_k:
             return above

@@ -13,12 +13,12 @@ from drafttrain.utils.ranges import setting
 
 @dataclass
 class CapePolicy(TreePolicy):
-    """Follows the most probable token, as a chain does, and adds its next most probable siblings: the less
-    probable it is, the more (EDD paper, appendix on baselines).
+    """Chain of the most probable tokens, each with its next most probable siblings: the less probable the
+    token, the more siblings (EDD paper, appendix on baselines).
 
     Attributes:
         max_depth: layers.
-        bounds: upper bounds of the confidence classes but the last.
+        bounds: upper bounds of all confidence classes except the last.
         widths: children in each class, the chain's token included.
     """
 

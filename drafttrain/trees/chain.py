@@ -12,17 +12,17 @@ from drafttrain.utils.ranges import setting
 
 @dataclass
 class ChainPolicy(TreePolicy):
-    """Drafts `length` tokens one after the other.
+    """Chain of `length` draft tokens, one per drafting step.
 
     Attributes:
-        length: drafted tokens, root excluded.
+        length: draft tokens, root excluded.
     """
 
     length: int = setting(ge=0, le=DEEPEST)
 
     @property
     def max_depth(self) -> int:
-        """Depth of the deepest node that `grow` may draft."""
+        """Return the depth of the deepest node that `grow` may draft."""
         return self.length
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:

@@ -12,11 +12,11 @@ FEW = 8  # draft tokens over which the marginal cost of a token is averaged
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a forward by its number of tokens, measured at some sizes.
+    """Seconds of a forward as a function of its number of tokens, measured at some sizes.
 
     Attributes:
-        sizes: tokens, ascending.
-        seconds: at each size.
+        sizes: numbers of tokens, ascending.
+        seconds: time at each size.
     """
 
     sizes: Sequence[int]
@@ -64,13 +64,13 @@ class Costs:
         verify: the rest of a step, by the number of tokens verified, root included.
         target: the target's forward alone, by the number of tokens.
         rate: tokens per second that a step has to beat in `timed`.
-        acceptance: accepted children of an accepted node, at each depth from 0 on.
+        acceptance: expected accepted children of an accepted node, at each depth from 0 on.
         promise: share of nodes accepted, by joint probability.
         beta: threshold of C2T that is expected to be the fastest; None without a classifier.
         expand: threshold of the nodes that C2T expands; None for all that it verifies.
-        top_k: children of a node that these thresholds were found with.
-        layer: one drafting step of trees that grow layer by layer, where `draft` is of native growth; None:
-            `draft`.
+        top_k: children per node for which these thresholds were tuned.
+        layer: one drafting step of trees that grow layer by layer, if `draft` was measured in native growth;
+            None: the same as `draft`.
     """
 
     draft: CostCurve
@@ -97,7 +97,7 @@ class Costs:
         return min(max(verify, 0.005), 0.95), min(max(expand, 0.005), 0.95)
 
 
-# to check policies where nothing is calibrated: no setting that is written out contradicts them
+# for checking policies without a calibration: no setting that a user gives can contradict these costs
 EXAMPLE_COSTS = Costs(
     *[CostCurve((1,), (seconds,)) for seconds in (1e-12, 29.8e-3, 1e12)], 60.0, (0.6,), AcceptanceCurve()
 )

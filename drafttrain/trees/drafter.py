@@ -9,13 +9,13 @@ from drafttrain.trees.tree import TokenTree
 
 
 class Drafter(Protocol):
-    """Weights apart from per-sequence state: one copy of the weights serves any number of sequences.
+    """A drafter whose weights hold no per-sequence state: one copy serves any number of sequences.
 
     Attributes:
-        draft_vocab_size: tokens that it can draft, D.
+        draft_vocab_size: number of tokens that it can draft, D.
         max_depth: depth of the deepest node that it can draft, if it is limited; else absent or None.
-        grow_natively: `grow_natively(grow, state, ...)` returns what `grow` of `kernels/growth.py` grows, or
-            None where that cannot be; may be absent. After it comes `update`: the tree is not drafted on.
+        grow_natively: `grow_natively(grow, state, ...)` returns the trees of `grow` of `kernels/growth.py`,
+            None if it cannot; may be absent. `update` has to follow: these trees cannot be expanded further.
     """
 
     draft_vocab_size: int
@@ -25,35 +25,35 @@ class Drafter(Protocol):
         included."""
 
     def select_rows(self, state: Any, rows: torch.Tensor) -> Any:
-        """Return the state of the sequences of these numbers, int64 [b]; one that is named twice becomes two
-        independent ones, and those that are not named have ended."""
+        """Return the state of these rows, int64 [b]. A row that is named twice becomes two independent
+        sequences; rows that are not named have ended."""
 
     def append_rows(self, state: Any, other: Any) -> Any:
-        """Return the state of these sequences and, after them, those of another state."""
+        """Return the state with the sequences of `other` appended to those of `state`."""
 
     def prefix(self, state: Any, length: int, room: int, tapped: torch.Tensor) -> Any:
-        """Return a state of its own for the first `length` tokens of the only sequence of `state`, with room
-        for `room` tokens. The target's tapped states at the last of them are [K·H]."""
+        """Return an independent state for the first `length` tokens of the only sequence of `state`, with
+        room for `room` tokens; `tapped` [K·H] are the target's tapped states at the last of the `length`."""
 
     def join(self, states: Sequence[Any]) -> Any:
-        """Return the sequences of several states as one, for an update and a tree; `split` follows, and
-        nobody touches the states before it. Nothing as large as a cache is copied."""
+        """Return one state for the sequences of several states, for an update and a tree. Do not touch the
+        states until `split`. Nothing as large as a KV cache is copied."""
 
     def split(self, joined: Any, states: Sequence[Any]) -> None:
-        """Give the states what has happened to them in `joined`."""
+        """Write the changes made to `joined` back to the states that it was made of."""
 
     def update(self, state: Any, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor) -> None:
-        """Append what the target has verified: tokens [B, m] and their tapped states [B, m, K·H], of which
-        the first counts[b] are valid in row b. Called after the prompt and after each verification."""
+        """Append verified tokens [B, m] and the target's tapped states at them [B, m, K·H], of which the
+        first counts[b] are valid in row b. Called after the prompt and after each verification."""
 
     def prune(self, state: Any, root: torch.Tensor, tapped: torch.Tensor, keep: torch.Tensor) -> None:
-        """Append the tree's root, which has been expanded and is now verified, and keep what is known of
-        other nodes, which become the first ones of the next tree. For a state of one sequence.
+        """Append the tree's root, which has been expanded and is now verified, and keep what is cached
+        for some other nodes, which become the first ones of the next tree. For a state of one sequence.
 
         Args:
-            root: its token, int64 [1].
-            tapped: the target's tapped states there, [1, K·H].
-            keep: nodes of the tree, ascending, without the root, int64 [w].
+            root: token of the root, int64 [1].
+            tapped: the target's tapped states at the root, [1, K·H].
+            keep: nodes of the tree that are kept, ascending, without the root, int64 [w].
         """
 
     def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:

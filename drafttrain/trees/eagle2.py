@@ -16,8 +16,8 @@ from drafttrain.utils.ranges import setting
 
 @dataclass
 class Eagle2Policy(TreePolicy):
-    """Each layer expands the `top_k` nodes of highest joint probability by `top_k` children each; at the end
-    the `total` best nodes of the whole tree stay. The EDD paper runs it with 50 nodes, depth 6, top-10.
+    """EAGLE-2's growth: each layer expands the `top_k` nodes of highest joint probability by `top_k` children
+    each; at the end the `total` best nodes of all stay. The EDD paper runs it with 50 nodes, depth 6, top-10.
 
     Attributes:
         top_k: expanded nodes of a layer, and children of each.
@@ -73,7 +73,7 @@ def keep_best(tree: TokenTree, total: int) -> TokenTree:
     """Return the sub-tree of the root and the `total` nodes of highest joint probability.
 
     Among equals the earlier node wins. A node is never more probable than its parent, which comes before it,
-    so the ancestors of a node that stays, stay.
+    so the ancestors of a node that is kept are kept too.
     """
     joint = tree.joint_log_probs().clone()  # [B, n]
     joint[:, 0] = torch.inf

@@ -1,4 +1,4 @@
-"""Helpers for layer-by-layer policies: expand a frontier, entropy of its distributions."""
+"""Helpers for layer-by-layer policies: expansion of a frontier, and the entropy of its distributions."""
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ def add_children(
         drafter.to_target(ids).flatten(1),
         log_probs.flatten(1),
         entropies=entropy,
-        # a row that is alone has no padding
+        # a single row has no padding
         counts=None if counts is None or len(frontier) == 1 else counts * ids.shape[2],
     )
 

@@ -16,21 +16,21 @@ DEEPEST, WIDEST, LARGEST = 128, 128, 4096  # layers; children of a node, or node
 
 
 class Confidence(Protocol):
-    """Predicts how likely nodes are to be accepted. On the host and in numpy: growth waits for the confidence
-    of some dozens of nodes, and an operator of torch costs more than all the arithmetic.
+    """Predictor of how likely nodes are to be accepted. It runs on the host, in numpy: growth waits for the
+    confidence of some dozens of nodes, and one torch operator costs more than all the arithmetic.
 
     Attributes:
-        features: those of `features.FEATURES` that it reads.
+        features: the names in `features.FEATURES` that it reads.
     """
 
     features: Sequence[str]
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """Return confidences within 0 and 1, fp32 [...], from features fp32 [..., F]."""
+        """Return confidences between 0 and 1, fp32 [...], for features fp32 [..., F]."""
 
 
 class TreePolicy(ABC):
-    """Decides which nodes a drafter expands.
+    """Growth policy, which decides which nodes a drafter expands.
 
     A policy is a dataclass: its fields are the settings that `parse.py` reads by name, and a field declared
     with `setting` has a range.
@@ -51,7 +51,7 @@ class TreePolicy(ABC):
         """Return the settings that a calibration supplies, by default none.
 
         Args:
-            given: names of the settings that the user writes out; they win in any case.
+            given: names of the settings that the user gives; these always win.
         """
         return {}
 
@@ -60,8 +60,8 @@ class TreePolicy(ABC):
         """Draft trees of at most `max_depth` layers after each root token [B]."""
 
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
-        """Note the seeds of the sequences that the next trees are for, and how many tokens each has emitted;
+        """Set the seeds of the sequences that the next trees are for, and how many tokens each has emitted;
         only policies that draw need them."""
 
     def note_step(self, batch: int, tokens: int, seconds: float) -> None:
-        """Note the tokens and seconds of a batch's last step, for policies that learn from them."""
+        """Record the tokens and seconds of a batch's last step, for policies that learn from them."""

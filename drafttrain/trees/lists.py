@@ -1,4 +1,4 @@
-"""Trees from lists of tokens and parents, and lists of trees from those of a batch."""
+"""Conversion of lists of tokens and parents to trees, and of a batch of trees to a list."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from drafttrain.trees.tree import DrawnFrom, TokenTree
 def tree_of_lists(
     tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], device: torch.device
 ) -> TokenTree:
-    """Return trees from the tokens and parents of each row's nodes, in breadth-first order, without
-    probabilities (0 throughout)."""
+    """Return trees from the tokens and parents of each row's nodes, in breadth-first order; their
+    log-probabilities are all 0."""
     n = max(map(len, tokens))
     rows: list[list[list[int]]] = []
     for row, above in zip(tokens, parents, strict=True):

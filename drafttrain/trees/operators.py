@@ -1,4 +1,4 @@
-"""Trees by torch's operators: on GPUs and without a compiler. Fields are as in `kernels.trees`."""
+"""Tree operations in torch, for GPUs and without a compiler. Fields are those of `kernels.trees`."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def append_layer(
     log_probs: torch.Tensor,
     entropies: torch.Tensor | None,
 ) -> list[torch.Tensor]:
-    """As `kernels.trees.append_layer`."""
+    """Return the fields of trees with one more layer, as `kernels.trees.append_layer` does."""
     *own, old_joint, ancestors = fields
     n, added = ancestors.shape[1], above.shape[1]
     if entropies is None:
@@ -33,12 +33,12 @@ def follow_choices(
     ancestors: torch.Tensor,
     choices: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `TokenTree.follow` does."""
+    """Return the longest path of choices in each row, as `TokenTree.follow` does."""
     n = tokens.shape[1]
     right = tokens == choices.gather(1, parents.clamp(min=0))  # [B, n]
     right[:, 0] = True
     wrong = ~(right[:, None] | ~ancestors).all(-1)  # [B, n]: on the path to each node
-    # the deepest, and of equals the first; padding has depth 0
+    # the deepest node, the first among equals; padding has depth 0
     worth = depths * n - torch.arange(n, device=choices.device)  # [B, n]
     leaf = worth.masked_fill(wrong, -n).argmax(1, keepdim=True)  # [B, 1]
     seen = ancestors.gather(1, leaf[:, :, None].expand(-1, -1, n))[:, 0]  # [B, n]

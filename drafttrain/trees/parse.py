@@ -1,7 +1,7 @@
 """Growth policies by name, as recipes and the command line write them: `eagle2:top_k=4,max_depth=5,total=12`.
 
-A list is written with dashes: `static:k_config=3-2-1`. A policy's parameters are its settings. Those that it
-takes from a calibration are named by its `calibrated`; a parameter of type `Confidence` is filled with the
+A list is written with dashes: `static:k_config=3-2-1`. The settings are the policy's parameters. Its method
+`calibrated` returns those that a calibration supplies; a parameter of type `Confidence` is filled with the
 bundle's classifier.
 """
 
@@ -20,7 +20,7 @@ from drafttrain.utils.errors import UserError, did_you_mean
 
 
 def policy_maker(name: str) -> Callable[..., TreePolicy]:
-    """Return the class, or the method of one, that makes the policy of this name."""
+    """Return the class, or the class method, that constructs the policy of this name."""
     module, *names = POLICIES[name].split(".")
     return reduce(getattr, names, import_module(f"drafttrain.trees.{module}"))
 
@@ -33,7 +33,7 @@ def parse_policy(
     Args:
         costs: of drafting and verifying on this machine, for policies that need a calibration.
         confidence: a trained classifier, for policies that need one.
-        others: names that the caller accepts besides, for the error.
+        others: further names that the caller accepts, for the error message.
 
     Raises:
         UserError: no such policy or setting, a value out of range, or costs or a classifier are missing.
@@ -64,7 +64,7 @@ def parse_policy(
 
 
 def uses_calibration(text: str, costs: Costs | None) -> bool:
-    """Return whether the policy of this text takes a setting from these costs that the text leaves out."""
+    """Return whether a policy takes a setting from these costs, because its text does not give it."""
     return bool(_calibrated(text, costs).keys() - _given(text))
 
 
@@ -81,7 +81,7 @@ def _parameters(make: Callable[..., TreePolicy]) -> dict[str, Any]:
 
 
 def _given(text: str) -> set[str]:
-    """Return the names of the settings that a text writes out, but for those that it sets to none."""
+    """Return the names of the settings that a text gives, except those that it sets to none."""
     parts = (part.partition("=") for part in text.partition(":")[2].split(","))
     return {name for name, _, value in parts if value != "none"}
 
@@ -95,7 +95,7 @@ def _calibrated(text: str, costs: Costs | None) -> dict[str, Any]:
 
 
 def _written(text: str, rest: str, kinds: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a text writes out.
+    """Return the settings that a text gives, parsed.
 
     Raises:
         UserError: an unknown setting, or a value of another type.
@@ -118,7 +118,7 @@ def _written(text: str, rest: str, kinds: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(text: str, kind: Any) -> Any:
-    """Return the number, list of numbers joined by dashes, text or None that a text stands for."""
+    """Parse the value of a setting: a number, a list of numbers joined by dashes, a text or none."""
     options = typing.get_args(kind)
     if type(None) in options and text == "none":
         return None

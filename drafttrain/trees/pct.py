@@ -19,15 +19,15 @@ from drafttrain.utils.ranges import setting
 
 @dataclass
 class PctPolicy(TreePolicy):
-    """A drafting step pays if the token it starts from is accepted with more than s_d / s_t (eq. 5). The
-    confidence of a node, the joint probability of its path, stands for that probability.
+    """PCT's growth: a node is expanded if a drafting step from it pays, that is if it is accepted with a
+    probability above s_d / s_t (eq. 5), estimated by its confidence, the joint probability of its path.
 
     A node below the ratio stays in the tree but gets no children. At the end nodes below `min_confidence` are
     removed, with their descendants.
 
     Attributes:
-        draft_seconds: s_d, one drafting step.
-        verify_seconds: s_t, one forward of the target. Neither is needed with a threshold.
+        draft_seconds: s_d, the time of one drafting step.
+        verify_seconds: s_t, the time of one target forward. Neither is needed with a threshold.
         width: children of an expanded node.
         max_depth: layers at most.
         min_confidence: least confidence of a verified node.
@@ -64,12 +64,12 @@ class PctPolicy(TreePolicy):
 
     @property
     def ratio(self) -> float:
-        """Least confidence of an expanded node."""
+        """Return the least confidence of an expanded node."""
         return self.draft_seconds / self.verify_seconds if self.threshold is None else self.threshold
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
-        # natively all rows have as many nodes, which the trees of a batch do not
+        # native growth gives all rows equally many nodes; in a batch their numbers differ
         if len(root) == 1 and self.width <= drafter.draft_vocab_size:
             limits = self.width, LARGEST, self.max_depth, LARGEST, self.ratio, self.min_confidence
             if (grown := grow_natively(drafter, grow_best, state, root, *limits)) is not None:

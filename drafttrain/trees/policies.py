@@ -1,6 +1,6 @@
 """The growth policies by name: module in `drafttrain.trees`, class and, for a variant, its method.
 
-Named rather than imported: recipes are checked before torch is loaded, and a reader of one needs no other.
+Named rather than imported: recipes are checked before torch is loaded, and a policy needs no other's module.
 """
 
 POLICIES = {

@@ -1,4 +1,4 @@
-"""Parts of trees where rows keep different numbers of nodes. Fields are as in `kernels.trees`."""
+"""Sub-trees whose rows keep different numbers of nodes. Fields are those of `kernels.trees`."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ import torch
 def keep_nodes(
     fields: Sequence[torch.Tensor], keep: torch.Tensor, order: torch.Tensor, sizes: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Return the fields of the nodes marked in keep, bool [B, n], closed under parents.
+    """Return the fields of the nodes marked in `keep`, bool [B, n], which is closed under parents.
 
     Args:
-        order: the numbers of those nodes, int64 [B, w], of which the first sizes[b] are no padding.
+        order: the indices of those nodes, int64 [B, w], of which the first sizes[b] are not padding.
     """
     tokens, parents, depths, log_probs, entropies, joint, ancestors = fields
     n, width = ancestors.shape[1], order.shape[1]

@@ -18,16 +18,16 @@ from drafttrain.trees.tree import DrawnFrom, TokenTree, marked_nodes
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
 
-OWN = 0x5851F42D4C957F2D  # what seeds of trees are moved by
-TINY = torch.finfo(torch.float).tiny  # below it numbers are too coarse to be what is drawn from
+OWN = 0x5851F42D4C957F2D  # offset of the seeds of trees
+TINY = torch.finfo(torch.float).tiny  # probabilities below it are too coarse in fp32 to be those drawn from
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """The part that all trees of a k_config share.
+    """The parts of a tree that depend on the k_config only.
 
     Attributes:
-        parents, depths, nodes, entropies: as `TokenTree` has them, and the nodes' numbers, [n].
+        parents, depths, nodes, entropies: as in `TokenTree`, and the indices of the nodes, [n].
         ancestors: bool [n, n].
     """
 
@@ -40,7 +40,7 @@ class _Shape:
     def tree(
         self, tokens: torch.Tensor, log_probs: torch.Tensor, drawn: DrawnFrom | None = None
     ) -> TokenTree:
-        """Return trees of the first nodes, from their tokens and log-probabilities [B, n]."""
+        """Return trees of the first n nodes, from their tokens and log-probabilities [B, n]."""
         batch, n = tokens.shape
         parts = (self.parents, self.depths, self.entropies)
         parents, depths, entropies = (part[:n].expand(batch, -1) for part in parts)
@@ -61,8 +61,8 @@ def _shape(k_config: tuple[int, ...], device: torch.device) -> _Shape:
 
 
 def _marked(worth: torch.Tensor, begin: int) -> torch.Tensor:
-    """Return the nodes of a layer that are marked in bool [B, f], padded with the root; the layer's first one
-    is node `begin`."""
+    """Return the nodes of a layer that are marked in `worth`, bool [B, f], padded with the root; the layer
+    starts at node `begin`."""
     chosen, counts = marked_nodes(worth)  # [B, c]
     padding = torch.arange(chosen.shape[1], device=worth.device) >= counts[:, None]  # [B, c]
     return (begin + chosen).masked_fill(padding, 0)
@@ -70,15 +70,15 @@ def _marked(worth: torch.Tensor, begin: int) -> torch.Tensor:
 
 @dataclass
 class SampledTreePolicy(TreePolicy):
-    """Each node of layer d gets `k_config[d]` children, drawn without replacement (SEED's k_config; a chain
-    is (1, 1, 1)). A tree's draws depend on its sequence's seed and on the position of its root.
+    """Growth by draws: each node of layer d gets `k_config[d]` children, drawn without replacement (SEED's
+    k_config; a chain is (1, 1, 1)). The draws depend on the sequence's seed and the position of the root.
 
     Attributes:
         k_config: children per node, layer by layer.
-        temperature: of the draws; the output is exact for any.
-        candidates: they are drawn from this many most probable tokens; fewer cost less time.
+        temperature: temperature of the draws; the output is exact for any.
+        candidates: children are drawn from this many most probable tokens; fewer cost less time.
         threshold: least confidence (joint probability of its path by the drafter) of a node that gets
-            children, as PCT has it (EDD paper, §3.2). It is compared before they are drawn, so the output
+            children, as in PCT (EDD paper, §3.2). It is compared before the children are drawn, so the output
             stays exact. 0: all nodes get children.
     """
 
@@ -167,7 +167,7 @@ class SampledTreePolicy(TreePolicy):
         return grown.select(kept[:, :end]) if self.threshold else grown
 
     def _seeds(self, batch: int) -> list[int]:
-        """Return the seeds of the next trees, far from those that candidates are accepted by."""
+        """Return the seeds of the next trees, far from the seeds that the acceptance of candidates uses."""
         active = self._active.get(get_ident(), [(0, 0)])
         active = active * (batch if len(active) == 1 else 1)
         return [(OWN + 1_000_003 * seed + position) % 2**63 for seed, position in active]

@@ -41,7 +41,7 @@ class StaticPolicy(TreePolicy):
 
     @classmethod
     def from_k_config(cls, k_config: Sequence[int]) -> "StaticPolicy":
-        """Every node of layer d has `k_config[d]` children (SEED's notation; VCT is (3, 3, 3, 3, 3))."""
+        """Return a tree whose nodes of layer d have `k_config[d]` children (SEED; VCT is (3, 3, 3, 3, 3))."""
         layer: list[tuple[int, ...]] = [()]
         paths = []
         for k in k_config:
@@ -55,21 +55,21 @@ class StaticPolicy(TreePolicy):
 
     @classmethod
     def vanilla(cls, width: int = 3, depth: int = 5) -> "StaticPolicy":
-        """VCT of the EDD paper: every node has `width` children, `depth` layers deep (363 drafted nodes)."""
+        """Return the VCT of the EDD paper: `depth` layers, `width` children per node (363 drafted nodes)."""
         if not 0 <= depth <= DEEPEST:
             raise UserError(f"depth: must be >= 0 and at most {DEEPEST}, got {depth}")
         return cls.from_k_config((width,) * depth)
 
     @classmethod
     def from_text(cls, paths: str) -> "StaticPolicy":
-        """Paths as ranks below ten joined by dashes: `0-1-00-01`."""
+        """Return the tree of paths written as digits (ranks below ten) and joined by dashes: `0-1-00-01`."""
         if not all(path.isdecimal() for path in paths.split("-")):
             raise UserError(f"paths: must be digits joined by dashes, such as 0-1-00, got {paths}")
         return cls([tuple(map(int, path)) for path in paths.split("-")])
 
     @classmethod
     def eagle1(cls) -> "StaticPolicy":
-        """EAGLE-1's tree."""
+        """Return EAGLE-1's tree."""
         return cls([tuple(map(int, path)) for path in EAGLE1_PATHS])
 
     @property
@@ -80,7 +80,7 @@ class StaticPolicy(TreePolicy):
         """Draft the tree after each root token [B].
 
         Raises:
-            UserError: it has more children per node than the drafter has tokens.
+            UserError: the tree has more children per node than the drafter has tokens.
         """
         tree = TokenTree.root_only(root)
         index = {(): 0}

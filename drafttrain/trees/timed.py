@@ -29,27 +29,27 @@ from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import setting
 
 SMALL = 4  # tokens of a small tree
-MEMORY = 32  # steps that the rate is taken from
-PAUSE = 4.0  # times the usual step: longer ones were interrupted
+MEMORY = 32  # steps over which the rate is averaged, later ones with more weight
+PAUSE = 4.0  # steps count as at most this many usual ones: longer ones were interrupted
 
 
 @dataclass
 class TimedPolicy(TreePolicy):
-    """Grows layer by layer, from the nodes whose children are expected to be worth their time; then verifies
-    as many of the best nodes as are worth theirs.
+    """Growth by costs: expand layer by layer the nodes whose children are expected to be worth the drafting
+    time, then verify as many of the best nodes as are worth the verification time.
 
     Attributes:
-        draft_seconds: of expanding a layer, by the number of expanded nodes.
-        verify_seconds: of a step's verification, by the number of tokens, root included.
+        draft_seconds: time of expanding a layer, by the number of expanded nodes.
+        verify_seconds: time of a step's verification, by the number of tokens, root included.
         rate: tokens that a second of drafting or verifying has to yield, for one sequence.
         acceptance: expected accepted children of an accepted node (at most one), at each depth from 0 on; the
             last value holds for deeper ones.
-        promise: share of nodes accepted, by joint log-probability; None takes the drafter at its word.
+        promise: share of nodes accepted, by joint log-probability; None: the joint probability itself.
         width: children of an expanded node.
         frontier: expanded nodes of a layer at most.
         max_depth: layers at most.
-        follow: what a second has to yield, as a multiple of what it did in the last steps; `rate` is where
-            that begins. 0: `rate` for good, and so the same trees in each run.
+        follow: tokens that a second has to yield, as a multiple of those of the last steps, starting from
+            `rate`. 0: always `rate`, and so the same trees in each run.
     """
 
     draft_seconds: CostCurve
@@ -64,13 +64,13 @@ class TimedPolicy(TreePolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        step = self.verify_seconds(SMALL)  # MEMORY steps have reached `rate`, as it were
+        step = self.verify_seconds(SMALL)  # starts as if MEMORY steps had reached `rate`
         self._seconds = MEMORY * step
         self._tokens = self._seconds * self.rate / (self.follow or 1.0)
 
     @classmethod
     def calibrated(cls, costs: Costs, given: Collection[str] = ()) -> dict[str, Any]:
-        """Return the curves, the rate and what is accepted."""
+        """Return the cost curves, the rate, and the acceptance by depth and by joint probability."""
         return {
             "draft_seconds": costs.draft,
             "verify_seconds": costs.verify,
@@ -97,7 +97,7 @@ class TimedPolicy(TreePolicy):
             if grown is not None:
                 return grown
         tree = TokenTree.root_only(root)
-        # lists: some dozens of nodes take less time than calls of torch's operators, or numpy's
+        # lists: for some dozens of nodes they are faster than operators of torch or numpy
         joint = [[1.0] for _ in range(batch)]  # of each row's nodes
         layer = 0  # first node of the deepest layer
         for depth in range(self.max_depth):
@@ -122,17 +122,17 @@ class TimedPolicy(TreePolicy):
         return [[0.0 if math.isnan(x) else math.exp(x) for x in row] for row in log_probs.tolist()]
 
     def _rate(self, batch: int) -> float:
-        """Return the rate to beat of a batch: `rate` is one sequence's, and verifying several takes less than
-        several times as long."""
+        """Return the tokens per second that a batch has to beat: more than one sequence has to, as verifying
+        several takes less than several times as long."""
         rate = self.follow * self._tokens / self._seconds if self.follow else self.rate
         return rate * batch / self._slower(batch)
 
     def _slower(self, batch: int) -> float:
-        """Return how many times as long as one sequence a batch takes to verify."""
+        """Return the time of verifying a batch relative to that of one sequence."""
         return self.verify_seconds(SMALL * batch) / self.verify_seconds(SMALL)
 
     def note_step(self, batch: int, tokens: int, seconds: float) -> None:
-        """Keep the tokens and the seconds of the last steps, of one sequence, older ones with less weight."""
+        """Update the tokens and seconds of the last steps, per sequence; older steps have less weight."""
         seconds /= self._slower(batch)
         seconds = min(seconds, PAUSE * self._seconds / MEMORY)
         self._tokens += tokens / batch - self._tokens / MEMORY
@@ -176,10 +176,10 @@ class TimedPolicy(TreePolicy):
 
 
 def _total(values: Iterable[float]) -> float:
-    """Add up values as native calls do: `sum` is exact from Python 3.12 on."""
+    """Add up values one by one, as native calls do: from Python 3.12 on `sum` compensates for rounding."""
     return reduce(operator.add, values, 0.0)
 
 
 def _descending(values: list[float], first: int = 0) -> list[int]:
-    """Return the places of values from `first` on, the largest first; of equals the first one."""
+    """Return the indices of the values from `first` on, largest first; among equals the first comes first."""
     return sorted(range(first, len(values)), key=values.__getitem__, reverse=True)

@@ -71,12 +71,12 @@ class TokenTree:
 
     @property
     def width(self) -> int:
-        """Number of nodes of the widest row, root included."""
+        """Return the number of nodes of the widest row, root included."""
         return self.tokens.shape[1]
 
     @property
     def valid(self) -> torch.Tensor:
-        """Mask of the nodes that are no padding, bool [B, n]."""
+        """Return the mask of the nodes that are not padding, bool [B, n]."""
         return torch.arange(self.width, device=self.sizes.device) < self.sizes[:, None]
 
     def ancestors(self) -> torch.Tensor:
@@ -125,7 +125,7 @@ class TokenTree:
             drawn_from: of all nodes, the new ones included.
         """
         batch, added = parents.shape
-        if batch == 1 and counts is not None and drawn_from is None:  # a tree that is alone needs no padding
+        if batch == 1 and counts is not None and drawn_from is None:  # a single tree needs no padding
             added, counts = int(counts), None
             parents, tokens, log_probs = parents[:, :added], tokens[:, :added], log_probs[:, :added]
             entropies = None if entropies is None else entropies[:, :added]
@@ -152,8 +152,8 @@ class TokenTree:
         return self._keep(~orphaned)
 
     def take(self, nodes: torch.Tensor) -> "TokenTree":
-        """Return the sub-tree of these nodes, int64 [B, w], ascending: the root, and none without its parent.
-        They are renumbered in the same order. The trees must have no padding."""
+        """Return the sub-tree of these nodes, int64 [B, w], ascending, which include the root and the parents
+        of all others. They are renumbered in the same order. The trees must have no padding."""
         if not kernels.is_native(nodes):
             return self._keep(torch.zeros_like(self.tokens, dtype=torch.bool).scatter_(1, nodes, True))
         sizes = torch.full_like(self.sizes, nodes.shape[1])
@@ -161,9 +161,9 @@ class TokenTree:
         return TokenTree.of_fields(kernels.take_nodes(self.fields(), nodes), sizes, drawn)
 
     def follow(self, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the longest path of each row whose every token is the choice [B, n] after the node before:
-        nodes from the root on, int64 [B, m], then others in shorter rows; the paths' lengths and the choices
-        after them, int64 [B]."""
+        """Return the longest path of each row on which each token is the choice [B, n] at its parent: its
+        nodes from the root on, int64 [B, m] (shorter rows go on with other nodes), its length, and the choice
+        at its last node, int64 [B]."""
         own = self.tokens, self.parents, self.depths
         if kernels.is_native(choices):
             return kernels.follow_choices(*own, choices)
@@ -172,7 +172,7 @@ class TokenTree:
         return follow_choices(*own, self.ancestors(), choices)
 
     def fields(self) -> tuple[torch.Tensor, ...]:
-        """Return the fields [B, n], joint log-probabilities among them, and ancestors last."""
+        """Return the fields of native calls: six [B, n], with joint log-probabilities last, and ancestors."""
         own = self.tokens, self.parents, self.depths, self.log_probs, self.entropies
         return *own, self.joint_log_probs(), self.ancestors()
 
@@ -180,7 +180,7 @@ class TokenTree:
     def of_fields(
         cls, fields: Sequence[torch.Tensor], sizes: torch.Tensor, drawn_from: DrawnFrom | None = None
     ) -> "TokenTree":
-        """Return trees of these sizes [B] by their fields, as native calls have them (`kernels/trees.py`)."""
+        """Return trees of these sizes [B] from the fields of a native call (`kernels/trees.py`)."""
         *own, joint, ancestors = fields
         return cls(*own, sizes, drawn_from, ancestors, joint)
 
@@ -191,7 +191,7 @@ class TokenTree:
         return DrawnFrom(probs.gather(1, index).masked_fill(padding[:, :, None], 0.0), ids.gather(1, index))
 
     def _keep(self, keep: torch.Tensor) -> "TokenTree":
-        """Move the nodes marked in keep [B, n] (closed under parents) to the front of their rows."""
+        """Return the trees of the nodes marked in `keep` [B, n], which is closed under parents."""
         order, sizes = marked_nodes(keep)  # [B, w] old index of each node, [B]
         if len(sizes) == 1 and kernels.is_native(keep):
             return self.take(order)

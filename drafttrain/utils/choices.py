@@ -1,4 +1,4 @@
-"""Words of settings, declared by their types: `mode: Literal["pipedec", "stpp", "pp"]`."""
+"""Settings with a choice of words, declared by their types: `mode: Literal["pipedec", "stpp", "pp"]`."""
 
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin
@@ -7,15 +7,15 @@ from drafttrain.utils.errors import UserError
 
 
 def check_choices(settings: Any, section: str = "") -> None:
-    """Require the words of a dataclass to be among those that its fields' types allow.
+    """Require every text in a dataclass to be one that the type of its field allows.
 
-    Recipes are checked as they are read; programs construct settings themselves.
+    Recipes are checked when they are read; this also checks settings that programs construct.
 
     Args:
-        section: of the recipe, for the error.
+        section: section of the recipe, for the error message.
 
     Raises:
-        UserError: one is not.
+        UserError: a field has another text.
     """
     for item in fields(settings):
         value, known = getattr(settings, item.name), _words(item.type)
@@ -25,7 +25,7 @@ def check_choices(settings: Any, section: str = "") -> None:
 
 
 def _words(kind: Any) -> list[str]:
-    """Return the words that a type allows; none where it allows no or any words."""
+    """Return the words of the `Literal`s in a type; empty if there are none."""
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     return [word for one in get_args(kind) for word in _words(one)]

@@ -1,4 +1,4 @@
-"""Full disks and unusable places, in one line."""
+"""Full disks and unusable paths, reported in one line."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from drafttrain.utils.errors import UserError
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BAD_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 BAD_PLACE |= {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
-# how torch and numpy put a write that failed, without its reason
+# messages of torch and numpy for a failed write, which do not give the reason
 UNWRITTEN = ("PytorchStreamWriter", "unexpected pos", "iostream error", "requested and", "Input/output error")
 
 
@@ -18,7 +18,7 @@ def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str
     """Describe an error of a full disk or an unusable path in one line; return None for other errors.
 
     Args:
-        place: where was being written, named when the error itself does not say it (`write` never does).
+        place: path that was being written, named if the error does not name one (that of `write` never does).
     """
     if isinstance(error, OSError) and error.errno in BAD_PLACE and error.filename:
         return f"{error.filename}: {error.strerror}; choose another place, or resolve that"
@@ -34,7 +34,7 @@ def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str
 
 
 def require_free_disk(path: str | os.PathLike, n_bytes: int, what: str) -> None:
-    """Refuses to start writing `n_bytes` where the disk has less room.
+    """Require `n_bytes` of free disk space under `path`, before anything is written.
 
     Raises:
         UserError: not enough free disk under `path`.

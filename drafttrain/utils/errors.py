@@ -23,7 +23,7 @@ def brief(reason: object, limit: int = 200) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "", prefix: str = "") -> str:
-    """Return the remedy for a mistyped name: the closest of those that there are, or `otherwise`.
+    """Return the remedy for a mistyped name: its closest match among `names`, or `otherwise`.
 
     Args:
         prefix: shown before the name.

@@ -1,4 +1,4 @@
-"""Reading of files, the cache, and fingerprints of contents."""
+"""Reading of JSON files, the cache folder, and fingerprints of values."""
 
 import dataclasses
 import hashlib
@@ -14,12 +14,12 @@ from drafttrain.utils.errors import UserError
 
 
 def cache_dir() -> Path:
-    """Folder for fetched targets: `$DRAFTTRAIN_CACHE`, by default `~/.cache/drafttrain`."""
+    """Return the cache folder: `$DRAFTTRAIN_CACHE`, by default `~/.cache/drafttrain`."""
     return Path(os.environ.get("DRAFTTRAIN_CACHE") or Path.home() / ".cache" / "drafttrain")
 
 
 def fingerprint(value: Any) -> str:
-    """First 16 hex digits of the sha256 of a value's canonical JSON; dataclasses and paths are allowed."""
+    """Return 16 hex digits of the sha256 of a value's canonical JSON; dataclasses and paths are allowed."""
 
     def plain(item: Any) -> Any:
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
@@ -33,10 +33,10 @@ def fingerprint(value: Any) -> str:
 
 
 def require_file(path: str | os.PathLike) -> None:
-    """Refuse pipes and devices, which may never end, but for those that a shell opens (`<(command)`).
+    """Refuse pipes and devices, which may never end, except those that a shell opens (`<(command)`).
 
     Raises:
-        UserError: it is one, or no path at all.
+        UserError: the path is one, or has a NUL character in it.
     """
     if "\0" in os.fspath(path):
         raise UserError(f"{os.fspath(path)!r}: must be a path, got a NUL character in it; correct it")
@@ -47,7 +47,7 @@ def require_file(path: str | os.PathLike) -> None:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """Reads a JSON file.
+    """Read a JSON file.
 
     Raises:
         UserError: the file is missing, unreadable or not JSON.
@@ -63,7 +63,7 @@ def read_json(path: str | os.PathLike) -> Any:
 
 @contextmanager
 def usable(place: str | os.PathLike, remedy: str) -> Iterator[None]:
-    """Turn the errors of reading a damaged file into one line.
+    """Turn errors that a damaged file causes inside the block into a `UserError` of one line.
 
     Raises:
         UserError: the block raised such an error.

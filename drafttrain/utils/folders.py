@@ -11,11 +11,11 @@ from drafttrain.utils.writing import clear_leftovers, own_name
 
 @contextmanager
 def new_folder(path: str | os.PathLike) -> Iterator[Path]:
-    """Yield a temporary folder beside `path` that becomes `path` when the block ends well.
+    """Yield a temporary folder next to `path` that becomes `path` when the block ends without an error.
 
-    An existing `path` is replaced only then; after an exception the temporary folder is removed. What a
-    killed process has left of its own is removed, or put back where the kill came between the two renames. A
-    link to a folder stays one.
+    An existing `path` is replaced only then; after an exception the temporary folder is removed. Leftovers of
+    killed processes are removed; a folder that was lost between the two renames is put back. A link to a
+    folder stays a link.
     """
     path = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ import os
 
 
 def sha256_file(path: str | os.PathLike) -> str:
-    """Hex sha256 of a file's bytes."""
+    """Return the sha256 of a file's bytes in hex."""
     with open(path, "rb") as file:
         return (
             hashlib.file_digest(file, "sha256").hexdigest()

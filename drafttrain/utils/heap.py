@@ -1,4 +1,4 @@
-"""Free memory that goes back to the system."""
+"""Giving free heap memory back to the system."""
 
 import ctypes
 from collections.abc import Callable
@@ -13,6 +13,6 @@ def heap_trimmer() -> Callable[[int], int] | None:
 
 
 def trim_heap() -> None:
-    """Return free memory below what is in use to the system, where the C library can."""
+    """Give free memory back to the system, also below blocks in use, if the C library can."""
     if (trim := heap_trimmer()) is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""Limits on code that came with a file."""
+"""Limits of time and memory for code that came with a file."""
 
 import contextlib
 import resource
@@ -13,11 +13,11 @@ STATM = Path("/proc/self/statm")  # its first number: pages of this process's ad
 
 @contextlib.contextmanager
 def bounded(seconds: float, n_bytes: int) -> Iterator[None]:
-    """Interrupt a block that takes longer, or allocates more memory: time in the main thread, where signals
-    arrive, memory on Linux.
+    """Interrupt a block that takes longer or allocates more. Time is limited in the main thread only, where
+    signals arrive; memory is limited on Linux only.
 
     Raises:
-        TimeoutError, MemoryError: it does.
+        TimeoutError, MemoryError: the block exceeds the limit.
     """
 
     def stop(number: int, frame: object) -> None:
@@ -32,13 +32,13 @@ def bounded(seconds: float, n_bytes: int) -> Iterator[None]:
                 stack.callback(resource.setrlimit, resource.RLIMIT_AS, (soft, hard))
         if threading.current_thread() is threading.main_thread():
             before, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
-            # again and again: what is interrupted may catch the first one
+            # repeatedly, as the interrupted code may catch the first one
             left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
 
             def restore() -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
-                if left:  # somebody else's alarm
+                if left:  # an alarm that was set outside
                     rest = max(left - (time.monotonic() - began), 1e-3)
                     signal.setitimer(signal.ITIMER_REAL, rest, interval)
 

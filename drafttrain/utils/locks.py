@@ -1,4 +1,4 @@
-"""One process at a time writes a file or a folder."""
+"""Locks that let one process at a time write a file or a folder."""
 
 import getpass
 import hashlib
@@ -14,16 +14,16 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import cache_dir
 from drafttrain.utils.provenance import HASHES, LOCK
 
-LEVELS = 3  # of folders below a run's
+LEVELS = 3  # of folders up from a file at which its run's folder is looked for
 
 
 @contextmanager
 def locked(place: str | os.PathLike) -> Iterator[None]:
-    """Keep other processes of this machine from writing a file or folder, and the run that it is part of, if
-    it is of one. A lock ends with its process.
+    """Lock a file or folder, and the run that it belongs to, if any, against other processes of this machine.
+    A lock ends with its process.
 
     Raises:
-        UserError: another process has it.
+        UserError: another process holds a lock.
     """
     real = os.path.realpath(place)
     name = hashlib.sha256(real.encode(errors="surrogateescape")).hexdigest()[:32]
@@ -32,7 +32,7 @@ def locked(place: str | os.PathLike) -> Iterator[None]:
     with ExitStack() as stack:
         for lock in [_folder() / f"{name}.lock", *runs]:
             try:
-                # singletons: a command that locks two places in a run has that run's lock twice
+                # singletons: a command that locks two places in a run takes that run's lock twice
                 stack.enter_context(FileLock(lock, is_singleton=lock in runs).acquire(timeout=0))
             except Timeout:
                 raise UserError(
@@ -43,8 +43,8 @@ def locked(place: str | os.PathLike) -> Iterator[None]:
 
 
 def _folder() -> Path:
-    """Return the folder of the locks: in the cache, or where that is read-only in the temporary folder."""
-    user = getattr(os, "getuid", getpass.getuser)  # a container's may have no name
+    """Return the folder of the locks: in the cache, or in the temporary folder if the cache is read-only."""
+    user = getattr(os, "getuid", getpass.getuser)  # in a container a user may have no name
     places = cache_dir(), Path(tempfile.gettempdir()) / f"drafttrain-{user()}"
     for place in places:
         with suppress(OSError):

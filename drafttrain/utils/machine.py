@@ -1,7 +1,7 @@
-"""Who else uses the machine while something is measured.
+"""Load of the machine by other processes while something is measured.
 
 With two threads on two busy cores one forward was seen to take 1.9 s instead of 25 ms: threads that wait for
-each other are not scheduled together. So timings look at what other processes do before and while they run.
+each other are not scheduled together. So the load of other processes is checked before and during timings.
 """
 
 import os
@@ -14,14 +14,14 @@ from drafttrain.utils.errors import UserError
 
 STAT = Path("/proc/stat")
 BUSY = 0.25  # cores taken by other processes above which timings mean little
-LOOK = 2.0  # seconds in which to see whether others are there
+LOOK = 2.0  # seconds to watch for other processes
 
 
 class OtherLoad:
-    """Count the cores that other processes take from our threads.
+    """Counter of the cores that other processes take from our threads.
 
-    Only the CPUs in the process's affinity mask are looked at. Work on those that we leave idle does not
-    count: with 1 thread on 2 cores, another process may use one.
+    Only the CPUs in the process's affinity mask count, and not the work on those that we leave idle: with 1
+    thread on 2 cores, another process may use one.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class OtherLoad:
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:
-        """Return seconds: the clock, CPU time of all processes on our CPUs, CPU time of this one and of its
-        ended children."""
+        """Return the clock, the CPU time of all processes on our CPUs and that of this process and its ended
+        children, in seconds; None if the system does not report them."""
         names, ticks = {f"cpu{number}" for number in _usable_cpus()}, None
         try:
             for name, *fields in map(str.split, STAT.read_text().splitlines()):
@@ -60,7 +60,7 @@ class OtherLoad:
 
 
 def check_quiet(refuse: bool, seconds: float | None = None) -> str | None:
-    """Looks for `seconds` whether other processes would spoil timings.
+    """Watch for `seconds` whether other processes would spoil timings.
 
     Args:
         refuse: raise if they would, instead of returning a warning.

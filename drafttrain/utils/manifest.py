@@ -1,4 +1,4 @@
-"""Which files of a folder are ours: what a command replaces must be as it has written it."""
+"""Manifests of written folders: a command only replaces files that are unchanged since it wrote them."""
 
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
@@ -18,11 +18,11 @@ def write_manifest(folder: Path) -> None:
 
 
 def is_ours(folder: Path, names: Collection[str] | None = None) -> bool:
-    """Return whether a folder may be replaced: it holds files and folders of its manifest alone, no link,
-    with the contents that this records.
+    """Return whether a folder may be replaced: the files of its manifest that it holds are unchanged, and
+    there are no links and no other files or folders.
 
     Args:
-        names: of files that it may have besides those of the manifest; None: any.
+        names: names of other files that it may hold; None: any.
     """
     written = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
     if folder.is_symlink() or not isinstance(written, dict):

@@ -1,8 +1,8 @@
-"""Too little memory, in one line."""
+"""Failed allocations, reported in one line."""
 
 from drafttrain.utils.errors import brief
 
-# how torch puts it for the CPU, and C++ libraries
+# messages of torch for the CPU, and of C++ libraries
 WORDS = ("can't allocate memory", "std::bad_alloc", "bad allocation", "Cannot allocate memory")
 
 

@@ -1,4 +1,4 @@
-"""Processes that end with the one that has started them, however that ends."""
+"""Child processes that end with their parent, even if that is killed."""
 
 import os
 import threading

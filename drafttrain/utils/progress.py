@@ -17,18 +17,18 @@ EXACT_BELOW_S = 270.0  # whole minutes would be more than a tenth wrong
 def counted(
     title: str, total: int, unit: str = "steps", console: Console | None = None, done: int = 0
 ) -> Iterator[Callable[..., None]]:
-    """Show how much of a piece of work is done and the time left; yield what advances it.
+    """Show how much of some work is done and the time left; yield a function that advances the count.
 
-    That is called `advance(n=1, work=None, note="")`. Where the `n` are unequal or come late, `work` gives
-    (done, total) of this attempt in a unit that takes the same time from start to end, and the time left is
-    estimated from it. `note` follows the count.
+    It is called as `advance(n=1, work=None, note="")`. If steps take unequal time or are counted late, `work`
+    gives (done, total) of this attempt in a unit that takes the same time from start to end, and the time
+    left is estimated from it. `note` is shown after the count.
 
     Args:
-        title: what is going on.
-        total: how much there is to do.
-        unit: what is counted, for the lines.
-        console: None: standard output.
-        done: how much of it an earlier attempt has done.
+        title: name of the work.
+        total: number of units in all.
+        unit: name of the unit, for the lines of a log.
+        console: where to print; None: standard output.
+        done: units that an earlier attempt has done.
     """
     console = console or Console()
     begun = logged = time.monotonic()
@@ -60,8 +60,8 @@ def counted(
 
 
 class _Rate:
-    """Speed of some work in the second half of the time so far, and never before the first of it was done:
-    the beginning, which loads, encodes prompts and fills caches, is not typical of the rest."""
+    """Speed of some work over the second half of the elapsed time, and never before its first step was done:
+    the start, which loads, encodes prompts and fills caches, is not typical of the rest."""
 
     def __init__(self, begun: float):
         self.times, self.done = [begun], [0.0]

@@ -13,7 +13,7 @@ from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.hashes import sha256_file
 from drafttrain.utils.writing import write_json
 
-RECORD = "stage.json"  # what a finished stage says about its folder
+RECORD = "stage.json"  # a finished stage's record of its folder
 LOCK = ".lock"  # in a run's output folder, while a process works there
 HASHES = ".hashes.json"  # there: content hashes by path, size and time of change
 
@@ -46,7 +46,7 @@ class Hashes:
 
 
 def content_hash(path: str | Path, file_hash: Callable[[Path], str] = sha256_file) -> str:
-    """Hash of a file's bytes, or of a folder's `content_hashes`.
+    """Return a hash of a file's bytes, or of a folder's `content_hashes`.
 
     Raises:
         UserError: a file cannot be read.
@@ -56,10 +56,10 @@ def content_hash(path: str | Path, file_hash: Callable[[Path], str] = sha256_fil
 
 
 def content_hashes(path: str | Path, file_hash: Callable[[Path], str] = sha256_file) -> dict[str, str]:
-    """Hashes of the bytes of a folder's files by relative name; of a file, under the name "".
+    """Return the hashes of the files in a folder by relative name; of a single file, under the name "".
 
-    Left out in folders: `stage.json`, hidden files, what libraries add while reading (`cache-*.arrow`) and
-    what only resuming needs (`checkpoint-*`), because none of it changes what a later stage sees.
+    In folders, `stage.json`, hidden files, files that libraries add while reading (`cache-*.arrow`) and those
+    that only resuming needs (`checkpoint-*`) are left out, as they do not change what a later stage sees.
 
     Raises:
         UserError: a file cannot be read.
@@ -92,10 +92,10 @@ def files_hash(folder: Path, names: Iterable[str]) -> str:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """A finished folder's `stage.json`; None when the folder is not done.
+    """Return the record (`stage.json`) in the folder of a finished stage; None if it is not finished.
 
     Raises:
-        UserError: there is one, but not as this module wrote it.
+        UserError: the file is not the record of a stage.
     """
     path = folder / RECORD
     if not path.exists():
@@ -113,7 +113,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Installed versions of this package and of the libraries that decide what it computes."""
+    """Return the installed versions of this package and the libraries that decide what it computes."""
     found = {}
     for name in ("drafttrain", "torch", "transformers", "datasets"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -123,7 +123,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Commit of the source tree this package runs from, marked when files differ from it; None without."""
+    """Return the commit of the source tree that we run from, marked if files differ; None without one."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]

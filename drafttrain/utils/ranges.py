@@ -1,4 +1,4 @@
-"""Ranges of settings, declared where the settings are: `lr: float = setting(1e-4, gt=0)`."""
+"""Ranges of numeric settings, declared with the fields: `lr: float = setting(1e-4, gt=0)`."""
 
 import math
 import operator
@@ -18,11 +18,11 @@ SIGNS = {
 def setting(
     default: Any = MISSING, *, default_factory: Any = MISSING, metadata: dict | None = None, **bounds: float
 ) -> Any:
-    """Return a dataclass field whose number, or each of whose numbers, has to be within bounds.
+    """Return a dataclass field whose number, or every number of its list, has to be within bounds.
 
     Args:
-        metadata: of the field, for others.
-        bounds: some of ge, gt, le, lt, as in pydantic; None is within any, infinity within none.
+        metadata: further metadata of the field.
+        bounds: some of ge, gt, le, lt, as in pydantic; they always allow None, and never infinity.
     """
     if bounds and not bounds.keys() & {"le", "lt"}:
         bounds["lt"] = math.inf
@@ -34,10 +34,10 @@ def check_ranges(settings: Any, section: str = "") -> None:
     """Require the numbers of a dataclass to be within the bounds that its fields declare.
 
     Args:
-        section: of the recipe, for the error.
+        section: section of the recipe, for the error message.
 
     Raises:
-        UserError: one is not; NaN never is.
+        UserError: a number is not; NaN never is.
     """
     for item in fields(settings):
         value, bounds = getattr(settings, item.name), item.metadata.get("bounds", {})

@@ -1,4 +1,4 @@
-"""How many threads compute: one for each physical core that this process may use.
+"""Number of threads that compute: one for each physical core that this process may use.
 
 A second thread on a core adds nothing to matrix products, and threads beyond a container's quota are stopped
 in the middle of a step until the next period. OMP_NUM_THREADS, where it is set, is the user's choice.
@@ -30,8 +30,8 @@ def usable_cores() -> int:
 
 
 def limit_threads() -> None:
-    """Lower torch's number of threads to `default_threads()` where it is higher. Fewer stay: somebody chose
-    them with `torch.set_num_threads`, as nothing else makes them fewer."""
+    """Lower torch's number of threads to `default_threads()`. A lower one is kept: only a call of
+    `torch.set_num_threads` can have set it."""
     import torch
 
     if torch.get_num_threads() > (limit := default_threads()):
@@ -54,7 +54,7 @@ def _quota() -> float:
 
 
 def cgroups(controller: str) -> Iterator[Path]:
-    """Yield the folders of the cgroups of this process, and of those around them, with a controller."""
+    """Yield the folders of this process's cgroups that have a controller, and those of their parents."""
     try:
         lines = OWN_CGROUPS.read_text().splitlines()
     except OSError:

@@ -19,8 +19,8 @@ HOST = re.sub(r"\W", "", platform.node())[:16]  # process numbers are only known
 
 @contextmanager
 def whole_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Open a file for writing that becomes `path` when the block ends well, so that a reader never sees half
-    of it. What a killed process has left of its own is removed."""
+    """Open a temporary file for writing that becomes `path` when the block ends without an error, so that a
+    reader never sees half a file. Leftovers of killed processes are removed."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise UserError(f"{path}: must be a file, got a device or a pipe; name a file")
     path = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
@@ -49,13 +49,13 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def own_name(path: Path) -> str:
-    """Return a hidden name beside a path for this process alone, without an ending."""
+    """Return the name of a hidden file for this process only, next to `path` and without a suffix."""
     return f".{path.name}.{HOST}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove what processes of this machine that are no more have left under names of their own, or put it
-    back where a kill came between the two renames of a folder."""
+    """Remove temporary files and folders that ended processes of this machine have left for `path`. A folder
+    that was lost between the two renames is put back."""
     for ending in ("old", "tmp"):
         for leftover in path.parent.glob(f".{glob.escape(path.name)}.{HOST}-*-*.{ending}"):
             number = leftover.name.split("-")[-2]

@@ -6,10 +6,10 @@ medusa      MEDUSA-1 for vLLM (`medusa`)
 
 Each is a module with `NAME` for messages, `KINDS` of drafters that it can express, vLLM's method `SERVE`, and
 
-    check(config)                                     refuses what is not whole or cannot be expressed
+    check(config)                                     raises if a drafter is incomplete or cannot be expressed
     to_layout(config, tensors, target) -> Layout
     from_layout(config, tensors) -> config, tensors   the inverse, for what was exported from here
-    problems(config, tensors) -> list[str]            of a folder
+    problems(config, tensors) -> list[str]            what is wrong with a folder in this layout
 """
 
 import os
@@ -57,7 +57,7 @@ def export_to(
         format: one of `FORMATS`.
         bundle: a bundle, the folder of a trained drafter, or a Hub id.
         target: a loaded target, or as `load_target` takes it. None: the one that the bundle names.
-        dtype: of the exported weights; None for that of the bundle's.
+        dtype: of the exported weights. None: the same as the bundle's.
 
     Returns:
         the layout that was written.
@@ -93,17 +93,17 @@ def export_to(
 
 
 def validate(format: str, folder: str | os.PathLike) -> None:
-    """Check a folder in another tool's layout, ours or anybody's: keys, types, shapes.
+    """Check keys, types and shapes of a folder in another tool's layout, exported by us or by others.
 
     Raises:
-        UserError: the problems.
+        UserError: there are problems; it names them.
     """
     known = find_format(format)
     layout.refuse(folder, known.NAME, known.problems(*layout.read(folder)))
 
 
 def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) -> None:
-    """Write an export as a drafter's folder again.
+    """Convert an export back into a drafter's folder.
 
     Raises:
         UserError: the folder is damaged, or was not exported from here, or `out` is not empty.
@@ -121,7 +121,7 @@ def import_from(format: str, folder: str | os.PathLike, out: str | os.PathLike) 
 
 @contextmanager
 def _about(folder: str | os.PathLike) -> Iterator[None]:
-    """Put the folder before messages."""
+    """Prefix the message of a UserError with the folder."""
     try:
         yield
     except UserError as error:

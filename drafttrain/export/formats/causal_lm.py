@@ -118,8 +118,8 @@ def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
 
 
 def problems(config: Config, tensors: Tensors) -> list[str]:
-    """Return the problems of a causal LM: it has to be what transformers makes of its config. A VDM is of a
-    few kinds, with known fields; a small LM may be of any."""
+    """Return the problems of a causal LM: its tensors have to be those that transformers makes of its config.
+    A VDM is of one of a few model types, with known fields; a small LM may be of any type."""
     own, rope, faults = config.get(OWN), config.get("rope_parameters") or {}, []
     is_small = isinstance(own, dict) and own.get("model_type") == SMALL_LM
     if not is_small:
@@ -145,7 +145,7 @@ def problems(config: Config, tensors: Tensors) -> list[str]:
 def _small_lm(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
     """Return a small LM in its own layout, with the trained weights."""
     ids, inner = layout.check_drafter(config, tensors), layout.without_ids(tensors)
-    # null is the default of most fields, and none of Mistral's window
+    # null fields are left out unless their default is another value, as that of Mistral's window
     defaults = AutoConfig.for_model(config["lm"]["model_type"])
     fields = {
         key: value
@@ -172,7 +172,7 @@ def _small_lm(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:
 
 
 def _model(config: Config) -> PreTrainedModel:
-    """Return the model that transformers makes of a `config.json`, without values."""
+    """Return the model that transformers makes of a `config.json`, on the meta device."""
     fields = {key: value for key, value in copy.deepcopy(config).items() if key != OWN}
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields))

@@ -95,7 +95,7 @@ def from_layout(config: Config, tensors: Tensors) -> tuple[Config, Tensors]:
 
 
 def problems(config: Config, tensors: Tensors) -> list[str]:
-    """Return the problems of a folder in EAGLE-1's layout, ours or anybody's."""
+    """Return the problems of a folder in EAGLE-1's layout, exported by us or by others."""
     if OWN not in config:
         config = _with_defaults(config)
     faults = layout.config_problems(config, REQUIRED, OPTIONAL) + layout.rope_problems(config)

@@ -112,7 +112,7 @@ def read_tensors(path: Path) -> Tensors:
 
 
 def check_place(folder: str | os.PathLike, replace: bool = True) -> None:
-    """Refuse to replace anything but an earlier export of ours, the exported drafter least of all.
+    """Refuse to replace anything but an earlier export of ours; in particular, never the exported drafter.
 
     Args:
         replace: False refuses to replace an export, too.
@@ -127,7 +127,7 @@ def check_place(folder: str | os.PathLike, replace: bool = True) -> None:
         return
     if not replace:
         raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
-    is_listed = (folder / MANIFEST).is_file()  # not so where an export was loaded, changed and saved again
+    is_listed = (folder / MANIFEST).is_file()  # False if an export was loaded, changed and saved again
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
     if not isinstance(config, dict) or OWN not in config or not (is_listed and is_ours(folder, ())):
         raise UserError(f"{folder}: holds something else than an export; name another folder with --out")
@@ -184,8 +184,8 @@ def own_name(name: str) -> str:
 
 
 def own_shapes(config: Config) -> tuple[Shapes, Shapes]:
-    """Return the shapes of a drafter's stored tensors, less `IDS`, by their own names, and of those that may
-    be missing because they are tied to others.
+    """Return the shapes of a drafter's stored tensors without `IDS`, by our names, and of those that may be
+    missing because they are tied to others.
 
     Args:
         config: the drafter's own.
@@ -248,8 +248,8 @@ def embeddings(target: FrozenTarget) -> torch.Tensor:
 
 
 def pack_own(config: Config, ids: torch.Tensor) -> Config:
-    """Return the value of the key `OWN`, which layouts have no other place for: the drafter's config and, if
-    it is not all of the target's vocabulary, its draft vocabulary."""
+    """Return the value of the key `OWN`, which holds what the layout cannot express: the drafter's config
+    and, if it is smaller than the target's vocabulary, its draft vocabulary."""
     return {**config, **({"draft_ids": ids.tolist()} if len(ids) < config["target_vocab_size"] else {})}
 
 
@@ -279,7 +279,7 @@ def check_own_config(config: Config) -> None:
     """Check that a drafter's own config has all keys of its kind with values of the right type.
 
     Raises:
-        UserError: it has not.
+        UserError: it does not.
     """
     keys = {*get_annotations(DraftModelConfig), *OF_KIND.get(kind_of(config), ())} - UNREAD
     problems = [f"config.json lacks {key}" for key in sorted(keys - config.keys())]
@@ -320,8 +320,8 @@ def check_ids(config: Config, ids: torch.Tensor) -> torch.Tensor:
     """Check a draft vocabulary [D]; return it.
 
     Raises:
-        UserError: it has another size than the drafter's config says, its ids repeat, or they are no tokens
-            of the target.
+        UserError: its size is not that in the drafter's config, ids repeat, or some are no tokens of the
+            target.
     """
     draft, size = config["draft_vocab_size"], config["target_vocab_size"]
     is_right = ids.dtype == torch.int64 and tuple(ids.shape) == (draft,) and draft > 0
@@ -389,7 +389,7 @@ def size_problems(config: Config) -> list[str]:
 
 
 def dtype_problems(config: Config, tensors: Tensors, key: str) -> list[str]:
-    """Return whether the tensors have another dtype than `config.json` gives, as a list of problems."""
+    """Return a problem if the tensors' dtype is not the one that `config.json` gives."""
     found = {dtype_name(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()}
     if key not in config or len(found) != 1 or found == {config[key]}:
         return []
@@ -397,7 +397,7 @@ def dtype_problems(config: Config, tensors: Tensors, key: str) -> list[str]:
 
 
 def rope_problems(config: Config) -> list[str]:
-    """Return the differences between both forms of rope fields."""
+    """Return the inconsistencies between the two forms of rope fields."""
     rope = config.get("rope_parameters")
     if rope is None:
         return []
@@ -434,11 +434,7 @@ def tensor_problems(tensors: Tensors, required: Shapes, optional: Shapes | None 
 
 
 def refuse(folder: str | os.PathLike, what: str, problems: list[str]) -> None:
-    """Report problems in one line.
-
-    Raises:
-        UserError: if there are any.
-    """
+    """Raise UserError with the problems in one line, if there are any."""
     if problems:
         more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
         raise UserError(f"{folder}: not {what}: {'; '.join(problems[:4])}{more}; export it again")

@@ -13,7 +13,7 @@ from drafttrain.utils.errors import UserError
 Fact = tuple[str, ...]  # ("on", "a", "b")
 Action = tuple[str, ...]  # ("stack", "a", "b")
 
-PREDICATES = {"handempty": 0, "clear": 1, "ontable": 1, "holding": 1, "on": 2}  # numbers of blocks
+PREDICATES = {"handempty": 0, "clear": 1, "ontable": 1, "holding": 1, "on": 2}  # number of blocks of each
 ACTIONS = {"pick-up": 1, "put-down": 1, "unstack": 2, "stack": 2}
 HAND_EMPTY = ("handempty",)
 PHRASES = {
@@ -40,8 +40,8 @@ class Blocks:
 
     Attributes:
         names: of the blocks, in the file's order.
-        start: all facts that hold.
-        goal: facts that have to hold.
+        start: all facts that hold at the start.
+        goal: facts that have to hold in the end.
     """
 
     names: tuple[str, ...]
@@ -50,10 +50,10 @@ class Blocks:
 
 
 def read_pddl(text: str, source: str) -> Blocks:
-    """Return the problem of a PDDL text.
+    """Parse the PDDL text of a problem.
 
     Args:
-        source: of the text, for errors.
+        source: name of the text, for errors.
 
     Raises:
         UserError: the text is damaged or is no Blocksworld problem.
@@ -101,7 +101,7 @@ def read_plan(text: str, blocks: Blocks, source: str) -> list[Action]:
 
 
 def read_action(text: str) -> Action | None:
-    """Return the first action in a model's text, in words or PDDL; None: there is none."""
+    """Return the first action in a model's text, in words or PDDL; None if there is none."""
     if not (match := _SPOKEN.search(text)):
         return None
     name, *blocks = (part.lower() for part in match.groups() if part)
@@ -121,7 +121,7 @@ def describe(blocks: Blocks) -> str:
 
 
 def conditions(action: Action) -> frozenset[Fact]:
-    """Return the facts that an action needs; all of them end with it."""
+    """Return the preconditions of an action, all of which stop holding when it is carried out."""
     name, block, *below = action
     if name == "pick-up":
         return frozenset({("clear", block), ("ontable", block), HAND_EMPTY})
@@ -133,7 +133,7 @@ def conditions(action: Action) -> frozenset[Fact]:
 
 
 def effects(action: Action) -> frozenset[Fact]:
-    """Return the facts that hold because of an action."""
+    """Return the facts that an action makes true."""
     name, block, *below = action
     if name == "pick-up":
         return frozenset({("holding", block)})
@@ -168,7 +168,7 @@ def check_plan(blocks: Blocks, plan: Sequence[Action]) -> str | None:
 
 
 def actions_to_goal(blocks: Blocks, plan: Sequence[Action]) -> int | None:
-    """Return after how many actions of a plan the goal holds first; None: never."""
+    """Return the number of actions of a plan after which the goal holds first; None if it never does."""
     return next((n for n, state in enumerate(simulate(blocks, plan)) if blocks.goal <= state), None)
 
 
@@ -204,7 +204,7 @@ def _fact(item: object, names: Sequence[str], source: str) -> Fact:
 
 
 def _circle(facts: frozenset[Fact]) -> list[tuple[str, ...]]:
-    """Return blocks in a circle, with those below them; none: every pile has an end."""
+    """Return (block, block below it) pairs that form a cycle; empty if every pile ends."""
     pairs = {fact[1:] for fact in facts if fact[0] == "on"}
     while pairs:
         above, below = map(set, zip(*pairs))

@@ -58,7 +58,7 @@ NOTHING = "(no action yet)"
 
 
 class Blocksworld(Task):
-    """Plans of six actions."""
+    """Blocksworld, planned in six thoughts of one action each and the closing action."""
 
     name = "blocksworld"
     steps = 6
@@ -66,7 +66,7 @@ class Blocksworld(Task):
     keys = {"prompt": str, "pddl": str, "plan": str}
 
     def problem(self, id: str, row: dict[str, Any], source: str) -> Problem:
-        """Return a problem whose reference are its blocks.
+        """Return a problem with its parsed `Blocks` as the reference.
 
         Raises:
             UserError: damaged PDDL; a plan that names unknown blocks or does not reach the goal.
@@ -85,8 +85,8 @@ class Blocksworld(Task):
         return Ask(evaluator_prompt(problem, thoughts), 16, ("\n\n",), VERDICT)
 
     def score(self, text: str) -> float | None:
-        """Return 1 for good, 0 for bad and the reverse for "not good" and "isn't bad". The verdict is the
-        answer's first word, or follows such words as "The action is" alone; else there is none."""
+        """Return 1 for good and 0 for bad, reversed in "not good" and "isn't bad". The verdict must be the
+        answer's first word or follow only words such as "The action is"; else return None."""
         is_negated = False
         for found in re.findall(r"[\w'’]+", text.lower()):
             word = found.replace("’", "'").strip("'_")
@@ -112,7 +112,7 @@ class Blocksworld(Task):
 
 
 def generator_prompt(problem: Problem, thoughts: Sequence[Thought]) -> str:
-    """Return the prompt of the next action: rules, demonstrations, the problem and the plan so far."""
+    """Return the prompt that asks for the next action: rules, demonstrations, problem and plan so far."""
     parts = [RULES]
     for pddl, plan in DEMONSTRATIONS:
         known = blocks.read_pddl(pddl, "demonstration")
@@ -123,7 +123,7 @@ def generator_prompt(problem: Problem, thoughts: Sequence[Thought]) -> str:
 
 
 def evaluator_prompt(problem: Problem, thoughts: Sequence[Thought]) -> str:
-    """Return the prompt of the newest action's score, with demonstrations of both verdicts."""
+    """Return the prompt that asks for the newest action's score, with demonstrations of both verdicts."""
     parts = [RULES, QUESTION]
     for number, taken, action, verdict in VERDICTS:
         pddl, plan = DEMONSTRATIONS[number]

@@ -79,7 +79,7 @@ class Gsm8k(Task):
 
 
 def final_number(text: str) -> Decimal | None:
-    """Return the number after the last "####" of a solution, else its last number; None: it has none."""
+    """Return the number after the last "####" of a solution, else its last number; None without any."""
     after = text.rpartition(MARK)[2] if MARK in text else ""
     numbers = _NUMBER.findall(after)[:1] or _NUMBER.findall(text)[-1:]
     try:
@@ -89,7 +89,7 @@ def final_number(text: str) -> Decimal | None:
 
 
 def _context(problem: Problem, thoughts: Sequence[Thought]) -> str:
-    """Return the part of the prompts that the problem and the thoughts so far determine."""
+    """Return the common beginning of prompts: the problem and the thoughts so far."""
     steps = (f"{n}. {one['sub_question']}\n   {one['sub_answer']}" for n, one in enumerate(thoughts, 1))
     state = STATE.format(state="\n".join(steps)) if thoughts else NO_STATE
     return PROBLEM.format(problem=problem.text) + state

@@ -1,7 +1,7 @@
 """The interface of a task: prompts of the thought generator and the state evaluator, problems, checks.
 
-A thought may take several calls, of which each needs the answer before it. Functions that make one are
-generators: they yield the next `Ask`, are sent its answer's text and return what they made of it.
+A thought may take several calls, each of which needs the previous answer. So functions that make a thought
+are generators: they yield the next `Ask`, are sent the text of its answer, and return the result.
 """
 
 import re
@@ -31,8 +31,8 @@ _BETWEEN = (  # words of the same sentence that may come between a label within 
 
 @dataclass(frozen=True)
 class Ask:
-    """A prompt, the most tokens that its answer may have, the texts at which it ends, what the model's turn
-    begins with (the answer is what follows), and whether the state evaluator asks."""
+    """A prompt, the token limit of its answer, the stop texts, what the model's turn begins with (the answer
+    is its continuation), and whether the state evaluator asks."""
 
     prompt: str
     max_new_tokens: int
@@ -50,7 +50,7 @@ class Problem:
 
     Attributes:
         id: unique in its file.
-        text: as prompts have it.
+        text: as shown in prompts.
         reference: what results are checked against.
     """
 
@@ -66,7 +66,7 @@ class Task(ABC):
         name: in recipes.
         steps: levels of thoughts by default; the closing generation is one more level of the tree.
         scores: the lowest and the highest score of the state evaluator.
-        keys: of a row of its file of problems.
+        keys: required keys of a row of its problem file, with their types.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Task(ABC):
         """Return the problem of a row that has the task's keys.
 
         Raises:
-            UserError: damaged.
+            UserError: the row is damaged.
         """
 
     @abstractmethod
@@ -114,24 +114,24 @@ class Task(ABC):
         """Generate one more thought after those on the path (G in Algorithm 1)."""
 
     def close(self, problem: Problem, thoughts: Sequence[Thought]) -> Asking[Thought]:
-        """Generate what ends the tree after the thoughts of the best leaf; by default one more thought."""
+        """Make the closing generation after the thoughts of the best leaf; by default one more thought."""
         return self.think(problem, thoughts)
 
     @abstractmethod
     def judge(self, problem: Problem, thoughts: Sequence[Thought]) -> Ask:
-        """Ask for the score of the newest thought (E in Algorithm 1)."""
+        """Return the prompt that asks for the score of the newest thought (E in Algorithm 1)."""
 
     @abstractmethod
     def score(self, text: str) -> float | None:
-        """Return the score in an answer to `judge`, after what it begins with; None: there is none."""
+        """Return the score in an answer to `judge`, after the answer's given beginning; None without one."""
 
     @abstractmethod
     def render(self, thought: Thought) -> str:
-        """Return a thought as a vote's prompt shows it."""
+        """Return a thought as text for the prompt of a vote."""
 
     @abstractmethod
     def check(self, problem: Problem, thoughts: Sequence[Thought], closing: Thought) -> dict[str, Any]:
-        """Compare a result with the reference.
+        """Compare the result of a tree with the problem's reference.
 
         Args:
             thoughts: of the best leaf's path.
@@ -148,8 +148,8 @@ def first_line(text: str) -> str:
 
 
 def score_after(label: str, text: str, limits: tuple[float, float]) -> float | None:
-    """Return the number that a label is followed by, at once or after words that announce it alone ("8/10",
-    "**8**", "The coherency score is 8.", "I would give it an 8"), if it is within limits; else None.
+    """Return the number that follows a label, at once or after words that only announce it ("8/10", "**8**",
+    "The coherency score is 8.", "I would give it an 8"), if it is within limits; else None.
 
     Args:
         label: such as "Rating: ".
@@ -163,7 +163,7 @@ def score_after(label: str, text: str, limits: tuple[float, float]) -> float | N
 
 
 def _repaired(value: Any) -> Any:
-    """Return a JSON value whose texts UTF-8 can encode."""
+    """Return a JSON value, with its strings repaired so that UTF-8 can encode them."""
     if isinstance(value, dict):
         return {key: _repaired(one) for key, one in value.items()}
     if isinstance(value, list):
