@@ -56,7 +56,7 @@ class DrafterConfig:
             target's last hidden state and the next token's embedding, joined); "medusa" (heads on the last
             hidden state); "causal_lm" (any small Hugging Face LM of the target's vocabulary).
         tapped_blocks: target blocks whose outputs are EDD's soft prompts, from 0; negative counts from the
-            end, and the number of blocks stands for the last hidden state, after the final norm. Several are
+            end, and the number of blocks means the last hidden state, after the final norm. Several are
             joined by a trained projection. Other kinds read no blocks.
         layers: decoder layers of EDD; 1 is the paper's, and the other kinds have 1.
         draft_vocab_size: how many of the target's tokens can be drafted at most: the most frequent trained

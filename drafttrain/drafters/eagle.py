@@ -2,7 +2,7 @@
 
 Its input at position j is the embedding of token j joined with the target's last hidden state at j - 1 (after
 the final norm: the LM head's input); its output there predicts the state at j, which the head turns into the
-distribution of token j + 1. While drafting, a node's own output stands for the state that the target has not
+distribution of token j + 1. While drafting, a node's own output replaces the state that the target has not
 computed yet. Trained with uniform noise on the states, by smooth L1 on the states and 0.1 times the
 cross-entropy of the distributions (EAGLE paper, §3 and §4). The first token of a text has no state before it
 and is no input.

@@ -31,7 +31,7 @@ class DraftModelConfig(PreTrainedConfig):
     Attributes:
         reads: target states that the kind reads: "tapped_blocks", "last_state" (after the final norm), or
             None.
-        tapped_blocks: target blocks that it reads; the number of blocks stands for the last hidden state.
+        tapped_blocks: target blocks that it reads; the number of blocks means the last hidden state.
     """
 
     model_type = "drafttrain"

@@ -268,7 +268,7 @@ class HiddenStateStore:
         path: its folder.
         manifest: what it was made from.
         lengths: int64 [documents], stored tokens of each document; 0 for skipped ones.
-        blocks: those whose outputs it gives, side by side; the number of blocks stands for the final state.
+        blocks: those whose outputs it gives, side by side; the number of blocks means the final state.
     """
 
     def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]):

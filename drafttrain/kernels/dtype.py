@@ -59,7 +59,7 @@ class Choice:
 
 
 def resolve_dtype(name: str, work: Work, device: torch.device, hidden: int, intermediate: int) -> torch.dtype:
-    """Return the dtype that a name stands for on this device, and print once what "auto" means here.
+    """Return the dtype that a name means on this device, and print once what "auto" means here.
 
     An explicit dtype is used as given, with a warning if it is much slower.
 

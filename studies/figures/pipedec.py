@@ -51,7 +51,7 @@ GOALS = {
 def update_prune(run: Run) -> Measured:
     """Time a stage and the drafter, which adds a layer, after a hit; the slower of both counts."""
     run.check_quiet()
-    pair = load_pair("B", drafter=BUNDLE)
+    pair = load_pair("B", None, BUNDLE)
     found = upkeep.upkeep(pair, resolve_target(pair.target.name))
     notes = {f"{name}_ms": 1e3 * seconds for name, seconds in found.items()}
     slower = max(notes["stage_ms"], notes["drafter_ms"] + notes["growing_ms"])
@@ -67,7 +67,7 @@ def rank_memory(run: Run) -> Measured:
 
 def pipeline_mismatches(run: Run) -> Measured:
     """Count texts of all modes that are not the whole target's."""
-    pair = load_pair("B", drafter=BUNDLE, dtype="float32")
+    pair = load_pair("B", None, BUNDLE, dtype="float32")
     chosen = read_prompts(MT_BENCH, run.prompts(1, MISMATCH_PROMPTS))
     prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
     rows = mismatches.compare_both(pair, resolve_target(pair.target.name), prompts, MISMATCH_TOKENS)

@@ -169,7 +169,7 @@ def tuned(path: Path, stages: Sequence[int], layers: Sequence[int]) -> dict[str,
         layers: of a timestep that are tried.
     """
     if not path.exists():
-        pair = load_pair("B", drafter=arguments.BUNDLE)
+        pair = load_pair("B", None, arguments.BUNDLE)
         prompts = [p.token_ids(pair.target.tokenizer) for p in read_prompts(tasks.TUNING, TUNING_PROMPTS)]
         texts = known_texts(
             pair.target, pair.drafter.config.tapped_blocks, prompts, TUNING_TOKENS, SamplingParams()
@@ -210,7 +210,7 @@ def sim_error(run: Run) -> Measured:
     trees = paced_trees(run)
     for n, place in zip(SIMULATED, paced_folders):
         runs[f"paced {n}"] = place, paced_keys(trees, n), modes.MODES
-    pair, errors = load_pair("B", drafter=arguments.BUNDLE), {}
+    pair, errors = load_pair("B", None, arguments.BUNDLE), {}
     for name, (place, keys, wanted) in runs.items():
         costs = calibrated(folder / name.replace(", ", "_").replace(" ", "_"), keys)
         rows = read_json(place / modes.RAW)["rows"]

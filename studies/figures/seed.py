@@ -38,7 +38,7 @@ from studies.seed.methods import (
     scheduled,
     serial,
 )
-from studies.seed.pairs import Pair, load_pair
+from studies.seed.pairs import DRAFTER, Pair, load_pair
 from studies.weights import tensors_by_address, weights_by_address
 
 TUNING = {"gsm8k": "data/tuning_gsm8k.jsonl"}
@@ -157,7 +157,7 @@ def speeds(run: Run, name: str) -> Measured:
         skipped = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
         return {figure: skipped for figure in (*names, "seed_vs_serial_sd", "target_busy")}
     run.check_quiet()
-    pair = load_pair("A", *run.pair) if name == "A" else load_pair("B")
+    pair = load_pair("A", *run.pair) if name == "A" else load_pair("B", None, DRAFTER)
     choices = {method: trees[:2] for method, trees in CHOICES.items()} if run.quick else CHOICES
     folder = run.folder(f"seed_{name}", pair=run.pair if name == "A" else None, choices=choices)
     chosen, rates = choose(pair, choices, folder, run.resume)
@@ -212,7 +212,7 @@ def paced_speeds(run: Run) -> Measured:
     """Grow trees on devices that are held for declared times."""
     problems, repeats = run.prompts(1, 3), 1
     raw = run.folder("seed_paced", trees=paced.TREES) / "trees.jsonl"
-    found, late = paced.measure(load_pair("B"), problems, repeats, raw, run.resume)
+    found, late = paced.measure(load_pair("B", None, DRAFTER), problems, repeats, raw, run.resume)
     size = {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats}
     notes = {"late": late, "trees": paced.TREES, "size": size}
     bases = {"paced_vs_serial_ar": SERIAL_AR, "paced_vs_serial_sd": paced.SERIAL_SD}
@@ -228,7 +228,9 @@ def tree_alpha(run: Run) -> Measured:
     problems, repeats = run.prompts(1, table2.PROBLEMS), 1 if run.quick or run.limit else table2.REPEATS
     trees = {method.name: method.tree for method in table2.methods()}
     raw = run.folder("seed_table2", trees=trees) / "trees.jsonl"
-    found = collect(load_pair("B"), table2.methods, {table2.TASK: problems}, repeats, raw, run.resume)
+    found = collect(
+        load_pair("B", None, DRAFTER), table2.methods, {table2.TASK: problems}, repeats, raw, run.resume
+    )
     size = {"prompts": {table2.TASK: problems}, "repeats": repeats}
     return {"tree_alpha_gain": table2.summarize(found) | {"size": size}}
 
@@ -237,7 +239,7 @@ def accuracy_difference(run: Run) -> Measured:
     """Compare how often trees of thoughts succeed with SEED and with plain decoding."""
     tasks = {task: run.prompts(2, n) for task, n in accuracy.PROBLEMS.items()}
     raw = run.folder("seed_accuracy", tree=accuracy.TREE) / "trees.jsonl"
-    found = accuracy.solve(load_pair("B"), tasks, raw, run.resume, note=lambda rows: None)
+    found = accuracy.solve(load_pair("B", None, DRAFTER), tasks, raw, run.resume, note=lambda rows: None)
     results = {task: accuracy.compare(found, task) for task in tasks}
     size = {"prompts": {task: result["problems"] for task, result in results.items()}}
     main = results["gsm8k"]
@@ -248,7 +250,7 @@ def accuracy_difference(run: Run) -> Measured:
 def mismatches(run: Run) -> Measured:
     """Count seeded texts of scheduled decoding that differ from serial AR's, in fp32, with deterministic
     candidates."""
-    pair = load_pair("B", dtype="float32")
+    pair = load_pair("B", None, DRAFTER, "float32")
     requests = sampled_requests(pair, 24 if run.quick else 48, 1 if run.quick else MISMATCH_PROMPTS)
 
     def texts(method: Method) -> list[list[int]]:
@@ -277,7 +279,7 @@ class _Held(Pace):
 def draft_memory(run: Run) -> Measured:
     """Compare the bytes of drafter weights and states in a running decoder with one copy of the weights and,
     for each sequence, keys and values of its prompt and output with the slots of a tree."""
-    pair, n, held = load_pair("B"), 3, _Held()
+    pair, n, held = load_pair("B", None, DRAFTER), 3, _Held()
     requests = sampled_requests(pair, 48, 1)[:n]
     scheduled("", drawn(1, 1, 1), "one").decoder(pair, held).decode(requests, stop=())
     sessions = list(held.sessions.values())

@@ -93,7 +93,7 @@ def compare(
 
 
 def study(args: Namespace) -> None:
-    pair = load_pair("B", drafter=BUNDLE, dtype="float32")
+    pair = load_pair("B", None, BUNDLE, dtype="float32")
     chosen = spread(read_prompts(args.prompts), args.limit)
     prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
     rows = compare_both(pair, resolve_target(pair.target.name), prompts, args.new_tokens)

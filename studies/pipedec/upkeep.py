@@ -82,7 +82,7 @@ def tapped_width(pair: Pair) -> int:
 
 
 def study(args: Namespace) -> None:
-    pair = load_pair("B", drafter=arguments.BUNDLE, dtype=args.dtype)
+    pair = load_pair("B", None, arguments.BUNDLE, dtype=args.dtype)
     found = upkeep(pair, resolve_target(pair.target.name))
     write_json(args.out / "upkeep.json", found)
     print(", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.items()))

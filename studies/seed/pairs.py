@@ -27,7 +27,7 @@ class Pair:
     source: str = ""
 
 
-def load_pair(name: str, target: str | None = None, drafter: str = DRAFTER, dtype: str = "bfloat16") -> Pair:
+def load_pair(name: str, target: str | None, drafter: str, dtype: str = "bfloat16") -> Pair:
     """Load a pair; `drafter` is a bundle, or a small LM that drafts unchanged."""
     if is_plain_lm(drafter):
         loaded = load_for_decoding(target, dtype=dtype)

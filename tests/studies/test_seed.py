@@ -226,7 +226,7 @@ def test_the_acceptance_that_a_goal_needs_is_predicted(monkeypatch):
 @pytest.fixture
 def figures(monkeypatch, tmp_path):
     monkeypatch.setattr(goals, "RAW", tmp_path)
-    monkeypatch.setattr(seed, "load_pair", lambda name: None)
+    monkeypatch.setattr(seed, "load_pair", lambda *names: None)
     monkeypatch.setattr(comparison, "RESAMPLES", 10)
     return seed
 
