@@ -15,10 +15,10 @@ class DumpConfig:
 
     Attributes:
         prompts: prompts to decode, the first turn of each; none of a benchmark.
-        max_new_tokens: trees are grown after at most this many tokens of each answer.
+        max_new_tokens: most tokens of an answer to grow trees after.
         top_k: nodes expanded per layer, and children of each.
         max_depth: layers of a tree.
-        temperature: temperature of the target's text; 0 is greedy.
+        temperature: of the target's text; 0 is greedy.
         seed: seed of the draws.
         rows: prompts whose trees are grown in one batch.
     """
@@ -55,13 +55,13 @@ class ClassifierConfig:
     Attributes:
         features: what the classifier reads, some of P, H, d, p, rank.
         hidden: hidden units.
-        lr: learning rate. None: 1e-3, or 1e-4 for fine-tuning.
+        lr: learning rate. None: 1e-3, fine-tuning 1e-4.
         epochs: passes over the nodes.
         batch_size: nodes per training step.
         negatives: rejected nodes kept per accepted one.
         share: share of the trees to train on.
         threshold: decision threshold for the reported recall and positive rate.
-        seed: seed of the split, the rejected nodes kept, the initial weights and the order.
+        seed: of split, sampling, weights and order.
     """
 
     features: tuple[str, ...] = ("P", "H", "d")
