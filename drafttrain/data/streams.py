@@ -210,7 +210,14 @@ def read_json_values(stream: Stream) -> Iterator[tuple[int, Any]]:
                 f"{stream.source}:row {row}: not JSON, or cut off ({problem}); fix it or fetch it again"
             ) from None
         yield row, value
-        position = _SEPARATOR.match(text, position).end()
+        between = _SEPARATOR.match(text, position)
+        position = between.end()
+        is_open = in_array and position < len(text) and text[position] != "]"
+        if is_open and between[0].count(",") != 1:
+            raise UserError(
+                f"{stream.source}:row {row}: must be followed by one comma, got "
+                f"{between[0].count(',')}; fix the file"
+            )
     if in_array and position == len(text):
         raise UserError(f"{stream.source}: cut off after row {row} (no closing bracket); fetch it again")
     if text[position + in_array :].strip():

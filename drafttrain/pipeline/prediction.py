@@ -131,7 +131,7 @@ class PredictionTree:
         self.tree = TokenTree.root_only(root)
         self._tokens = root.new_zeros(1, self.children)  # [n, c] candidates after each node
         self._log_probs = self._tokens.float()  # [n, c]
-        self._known = torch.zeros(1, dtype=torch.bool)  # [n] whether a node has been expanded
+        self._known = torch.zeros_like(root, dtype=torch.bool)  # [n] whether a node has been expanded
         self._taken = 0  # nodes, the first ones, that `take` has returned
 
 

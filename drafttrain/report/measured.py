@@ -71,10 +71,11 @@ def headline(benchmark: Benchmark, measured: Sequence[Group]) -> Headline | None
     common = [name for name in chosen[0].rows if all(name in m.rows for m in chosen)]
     drafting = [name for name in common if all(name in m.drafting for m in chosen)]
     if len(repeats) > 1 or not drafting:  # totals over tasks would be of unequal things
+        chosen = [task for task in chosen if task.drafting]
+        if not chosen:
+            return None
         chosen = [max(chosen, key=rank)]
         common, drafting = list(chosen[0].rows), chosen[0].drafting
-    if not drafting:
-        return None
     rows = tabulate([task for m in chosen for task in m.only(common)])
     method = tree if tree in drafting else max(drafting, key=lambda name: rows[name].tokens_per_second)
     return Headline(method, tree in drafting, rows[method], len(drafting), [m.name for m in chosen])
@@ -108,6 +109,8 @@ def speed(measured: Sequence[Group], best: str | None) -> Section:
             )
             continue
         bars = [_speed_bar(task, name, best, numbers[name]) for name in task.rows if name != AUTOREGRESSIVE]
+        if not bars:  # autoregressive decoding alone
+            continue
         section.panels.append(Bars(f"{task.name}: {task.answers}", bars, "speedup", 1.0, "autoregressive"))
         kinds |= {"whisker", *(bar.kind for bar in bars)}
         kinds |= {"ceiling" for bar in bars if bar.ceiling is not None}

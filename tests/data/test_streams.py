@@ -107,6 +107,12 @@ def test_array_cut_off_anywhere():
             list(read_json_values(stream(array[:length])))
 
 
+@pytest.mark.parametrize("array, commas", [(b"[1 2]", 0), (b"[{}\n{}]", 0), (b"[1,, 2]", 2)])
+def test_array_without_commas_between(array, commas):
+    with pytest.raises(UserError, match=rf"^folder/a.json:row 1: must be .* one comma, got {commas};"):
+        list(read_json_values(stream(array)))
+
+
 def test_parquet_without_nulls(tmp_path):
     rows = [{"a": 1, "b": None, "c": [{"d": "é", "e": None}]}, {"a": None, "b": {"f": None}, "c": []}]
     path = tmp_path / "a.parquet"

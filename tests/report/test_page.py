@@ -424,6 +424,13 @@ def test_headline_after_another_tree_was_chosen(tmp_path):
     assert words.format("only drafting method here") in page(folder)  # the newest
 
 
+def test_headline_where_one_task_has_no_drafting(tmp_path):
+    found = measurements("chat", methods={"autoregressive": 2.0, "fast": 0.5})
+    found += measurements("code", repeats=2, methods={"autoregressive": 2.0})
+    folder = written(tmp_path / "evaluation", found)
+    assert "These numbers are of fast, the only drafting method here, over 3 answers of chat." in page(folder)
+
+
 def test_settings_of_a_benchmark(folder):
     target = {"name": "some/model", "dtype": "float32", "fingerprint": "x"}
     settings = {
