@@ -1,4 +1,4 @@
-"""Drafters by their kind."""
+"""Find the model class of a kind of drafter, and load drafters of any kind."""
 
 import os
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""A small causal LM of the target's vocabulary as drafter, distilled or unchanged: any that transformers
-loads. It reads tokens alone.
+"""A small causal LM with the target's vocabulary as drafter, distilled or unchanged: any that transformers
+loads. It reads tokens, not the target's states.
 
-With `lora_rank` low-rank adapters are trained in place of its weights (peft), and merged at the end.
+With `lora_rank`, low-rank adapters (peft) are trained instead of its weights and merged at the end.
 """
 
 import os
@@ -33,12 +33,12 @@ from drafttrain.target_lm.stock_masks import allowed_slots, attention_mask
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
-NONE = -2  # in place of a node's token and parent; the root's parent is -1
-FEW = 16  # verified tokens that may wait for the next root; more are a prompt's, which is read with others
+NONE = -2  # token and parent of a node that has not been read; the root's parent is -1
+FEW = 16  # verified tokens that may wait for the next root's forward; more are run at once, as a prompt is
 
 
 class CausalLmConfig(DraftModelConfig):
-    """With the small LM's own config as `lm`, its name, and the rank of the adapters it was trained with."""
+    """Config of the small LM (`lm`), its name, and the rank of the adapters it was trained with."""
 
     model_type = "drafttrain_causal_lm"
 
@@ -51,7 +51,7 @@ class CausalLmConfig(DraftModelConfig):
 
 
 def _check_head(small: FrozenTarget, name: str) -> None:
-    """Require logits that are the head's products: drafting reads the head alone.
+    """Validate that logits are the plain output of a linear head: drafting reads only its weight.
 
     Raises:
         UserError: the LM scales or caps them, or adds a bias.
@@ -66,7 +66,7 @@ def _check_head(small: FrozenTarget, name: str) -> None:
 
 
 def with_adapters(lm: PreTrainedModel, rank: int) -> PreTrainedModel:
-    """Return the LM with low-rank adapters at all linear layers but its head; only they are trained."""
+    """Return the LM with low-rank adapters on all linear layers but its head; only they are trained."""
     from peft import LoraConfig, inject_adapter_in_model
 
     return inject_adapter_in_model(LoraConfig(r=rank, target_modules="all-linear"), lm)
@@ -95,8 +95,8 @@ class CausalLmState:
         return cls(cache, counts[:, None][:, :0], counts, counts[:, None, None].expand(-1, 2, 1)[..., :0])
 
     def keep(self, tokens: torch.Tensor, counts: torch.Tensor) -> None:
-        """Append verified tokens [B, m], of which the first counts[b] are valid. Where they are nodes that
-        have been read, their keys and values become those of verified tokens; the rest is `unread`."""
+        """Append verified tokens [B, m], of which the first counts[b] are valid. Those that are nodes which
+        have been read keep their keys and values; the rest become `unread`."""
         words, parents = self.nodes.unbind(1)  # [B, n] each
         n, m = words.shape[1], tokens.shape[1]
         order = torch.arange(m, device=tokens.device).expand_as(tokens)  # [B, m]
@@ -118,7 +118,7 @@ class CausalLmState:
 
 
 def _stack(parts: Sequence[torch.Tensor], value: int = 0) -> torch.Tensor:
-    """Return rows [b, ..., m] of different m as one tensor, padded on the right."""
+    """Concatenate tensors [b, ..., m] of different m, padded on the right."""
     m = max(part.shape[-1] for part in parts)
     return torch.cat([F.pad(part, (0, m - part.shape[-1]), value=value) for part in parts])
 
@@ -142,11 +142,11 @@ class CausalLmModel(DraftModel):
 
     @classmethod
     def create(cls, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> "CausalLmModel":
-        """Return the LM that `drafter.model` names, in fp32, to draft the tokens `draft_ids` [D].
+        """Load the LM that `drafter.model` names, in fp32, to draft the tokens `draft_ids` [D].
 
         Raises:
-            UserError: there is none, its tokenizer is not the target's, it has fewer positions or tokens than
-                the target needs, or it changes logits after its head.
+            UserError: there is none, its tokenizer is not the target's, it has fewer learned positions than
+                the target or lacks tokens of `draft_ids`, or it changes logits after its head.
         """
         small = load_target(drafter.model, dtype=torch.float32, device="cpu")
         _check_head(small, drafter.model)
@@ -193,7 +193,7 @@ class CausalLmModel(DraftModel):
         head.weight = self._head.weight  # without a copy of the whole vocabulary
         if self.draft_vocab_size < len(head.weight):
             head.weight = nn.Parameter(head.weight[self.draft_to_target], requires_grad=False)
-        if not make_native(base, narrow=True):  # reading its weights is what drafting costs
+        if not make_native(base, narrow=True):  # drafting is bound by reading its weights
             pack_linears(base)
             self.draft_head = head
         else:
@@ -263,7 +263,7 @@ class CausalLmModel(DraftModel):
     def update(
         self, state: CausalLmState, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
-        """Take verified tokens [B, n]: a prompt's are run at once, few with the next root."""
+        """Append verified tokens [B, n]: a prompt is run at once, up to `FEW` tokens with the next root."""
         if state.unread.shape[1]:
             self._read(state, state.unread, state.counts)
         if int(state.cache.lengths.max()) and tokens.shape[1] <= FEW:
@@ -278,7 +278,7 @@ class CausalLmModel(DraftModel):
         state.nodes = state.nodes[..., :0]
 
     def _read(self, state: CausalLmState, tokens: torch.Tensor, counts: torch.Tensor) -> None:
-        """Run tokens [B, n] after those in the cache, which keeps counts[b] of them."""
+        """Run tokens [B, n] after those in the cache, and commit the first counts[b] of each row."""
         cache, n = state.cache, tokens.shape[1]
         cache.reserve(n)
         slots, _ = cache.open(n)  # [B, n]
@@ -316,7 +316,7 @@ class CausalLmModel(DraftModel):
         """Return the head's inputs at the frontier's nodes, [B, f, H], and write their keys and values."""
         facts = torch.stack([tree.tokens, tree.parents], 1)  # [B, 2, n]
         is_read = torch.zeros_like(tree.tokens, dtype=torch.bool).scatter_(1, frontier, True)  # [B, n]
-        # lengthened; or, as a new tree begins, cut
+        # padded for new nodes; cropped when a new, smaller tree begins
         known = F.pad(state.nodes, (0, tree.width - state.nodes.shape[2]), value=NONE)  # [B, 2, n]
         state.nodes = torch.where(is_read[:, None], facts, known)
         if state.unread.shape[1]:
@@ -331,10 +331,10 @@ class CausalLmModel(DraftModel):
         return self._run(state, tokens, starts + tree.depths.gather(1, frontier), slots, ancestors)
 
     def _read_root(self, state: CausalLmState, root: torch.Tensor) -> torch.Tensor:
-        """Run the unread tokens and the roots [B] after them; return the head's inputs there, [B, 1, H].
+        """Run the unread tokens and then the roots [B]; return the head's inputs at the roots, [B, 1, H].
 
-        A row with fewer unread tokens than others has its root after them, in its slot of a tree, and padding
-        in slots that nothing else uses.
+        In a row with fewer unread tokens than others the root follows them, in the slot of a tree's root, and
+        padding goes to slots that nothing else uses.
         """
         cache, unread, counts = state.cache, state.unread, state.counts
         m = unread.shape[1]
@@ -363,16 +363,16 @@ class CausalLmModel(DraftModel):
         ancestors: torch.Tensor,
     ) -> torch.Tensor:
         """Return the head's inputs [B, n, H] for tokens [B, n] at positions and slots [B, n]. Each sees the
-        verified slots and, after them, those of `ancestors`, bool [B, n, w] or [n, w]."""
+        verified slots and, after them, those marked in `ancestors`, bool [B, n, w] or [n, w]."""
         config, cache, view = self.lm.config.get_text_config(), state.cache, state.cache.view
         if (known := self.lm.get_input_embeddings().num_embeddings) < self.config.target_vocab_size:
-            tokens = tokens.masked_fill(tokens >= known, 0)  # padding of the target's, which no text has
+            tokens = tokens.masked_fill(tokens >= known, 0)  # padding of the target's vocabulary, in no text
         if self.native is not None:
             cache.allocate(self.native.kv_heads, self.native.head_dim)
             x = self.lm.get_input_embeddings().weight[tokens].float()  # [B, n, H]
             return self.native(x, cache.nodes(positions, slots, ancestors), view)[1]
         allowed = allowed_slots(cache.lengths, ancestors, view)  # [B, n, view]
-        # a window counts positions; those of verified tokens are their slots, and a tree is far from its edge
+        # for sliding windows: slots are the positions of verified tokens, and a tree is far from the edge
         kv_positions = torch.arange(view, device=tokens.device).expand(len(tokens), view)  # [B, view]
         mask = attention_mask(allowed, kv_positions, positions, config, self._head.weight.dtype)
         if not getattr(config, "rope_parameters", None):
@@ -391,11 +391,11 @@ def as_drafter(path: str | os.PathLike, target: FrozenTarget) -> DraftModel:
     """Load a small LM to draft unchanged, over the whole vocabulary of the target.
 
     Raises:
-        UserError: no LM there, or it has not the target's tokens.
+        UserError: no LM there, or one that does not fit the target (see `CausalLmModel.create`).
     """
     tokens = len(target.tokenizer) if target.tokenizer else target.vocab_size  # the rows beyond are padding
     config = DrafterConfig(kind="causal_lm", draft_vocab_size=None, model=str(path))
     drafter = CausalLmModel.create(target, config, torch.arange(tokens))
-    for weight in drafter.parameters():  # not the buffers: frequencies of rotary embeddings need their bits
+    for weight in drafter.parameters():  # not the buffers: rotary frequencies stay in fp32
         weight.data = weight.data.to(target.dtype)
     return drafter.to(target.device).eval()

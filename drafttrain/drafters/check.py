@@ -1,4 +1,4 @@
-"""Does a new drafter fit its target?"""
+"""Check that a new drafter fits its target."""
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.target_lm.model import FrozenTarget
@@ -11,7 +11,7 @@ def check_target(drafter: DrafterConfig, target: FrozenTarget) -> None:
     """Validate a drafter's settings against its target.
 
     Raises:
-        UserError: the key and its remedy.
+        UserError: the target is not supported, or a setting is invalid or does not fit it.
     """
     if target.config.model_type not in SUPPORTED_TARGETS:
         raise UserError(

@@ -15,10 +15,10 @@ PREFIX = "drafttrain_"  # of a kind's `model_type`
 
 
 class Kind(NamedTuple):
-    """A kind of drafter. Named rather than imported: recipes are checked before torch is loaded.
+    """A kind of drafter. Its class is named, not imported: recipes are checked before torch is loaded.
 
     Attributes:
-        model: module in `drafttrain.drafters` and class.
+        model: module in `drafttrain.drafters`, and class.
         settings: keys of `DrafterConfig` that it reads besides `draft_vocab_size`.
     """
 
@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     settings: tuple[str, ...] = ()
 
 
-# of a decoder layer of the target's shape
+# settings of kinds with decoder layers of the target's shape
 LAYER = (
     "kv_heads",
     "intermediate_size",
@@ -43,7 +43,7 @@ KINDS = {
     "medusa": Kind("medusa.MedusaModel", ("heads",)),
     "causal_lm": Kind("causal_lm.CausalLmModel", ("model", "lora_rank")),
 }
-# for every kind; those that read fixed states ignore `tapped_blocks`, so that one key changes a recipe's kind
+# for every kind; all but EDD ignore `tapped_blocks`, so that a recipe changes its kind with one key
 COMMON = ("kind", "draft_vocab_size", "tapped_blocks")
 
 
@@ -58,27 +58,26 @@ class DrafterConfig:
         tapped_blocks: target blocks whose outputs are EDD's soft prompts, from 0; negative counts from the
             end, and the number of blocks means the last hidden state, after the final norm. Several are
             joined by a trained projection. Other kinds read no blocks.
-        layers: decoder layers of EDD; 1 is the paper's, and the other kinds have 1.
-        draft_vocab_size: how many of the target's tokens can be drafted at most: the most frequent trained
-            tokens of the corpus. null: all.
-        anchor: EDD that joins each token with the newest verified state (ours).
-        kv_heads: heads of keys and values of EDD, VDM and EAGLE. null: as many as the target has. EDD reads
-            states through nothing else, and where the target shares them among queries (GQA) most of a state
-            is lost: the EDD paper's targets share none.
+        layers: decoder layers of EDD; the paper, VDM and EAGLE have 1.
+        draft_vocab_size: largest size of the draft vocabulary: the most frequent trained tokens of the
+            corpus. null: all.
+        anchor: join each token of EDD with the newest verified state (ours).
+        kv_heads: key and value heads of EDD, VDM and EAGLE. null: as many as the target has. EDD reads states
+            only through them, and with grouped-query attention (GQA) most of a state is lost; the EDD
+            paper's targets have no GQA.
         intermediate_size: of the layers' MLPs, in EDD, VDM and EAGLE. null: the target's. Most of a layer's
-            weights are there, so fewer train and draft faster.
+            weights are there, so a smaller size trains and drafts faster.
         init: "random", or the number of the target block that the layers start from (negative from the end).
         train_embeddings: train the token embeddings instead of reading the target's.
         train_head: train the LM head, which starts from the target's.
         head_dtype: of the LM head in the bundle. int8: half as large as in bfloat16, with a scale for
             each token; `AutoModel` alone cannot read it. null: as the other weights.
-        layers_dtype: of the layers' and projections' matrices in the bundle, as `head_dtype`.
-        heads: MEDUSA's heads, one for each draft token.
-        noise: EAGLE's noise, uniform within this distance, on the states it is trained with.
-        input_norms: EAGLE with RMS norms on embedding, state and output, as in an MTP layer (C2T, Appendix
-            F).
+        layers_dtype: of the layers' and projections' matrices in the bundle, like `head_dtype`.
+        heads: MEDUSA's heads, one for each depth of a tree.
+        noise: bound of the uniform noise on EAGLE's input states in training.
+        input_norms: RMS norms on EAGLE's embedding, state and output, as in an MTP layer (C2T, Appendix F).
         model: folder or Hub id of the small LM ("causal_lm").
-        lora_rank: train low-rank adapters of this rank in place of the small LM's weights; they are merged at
+        lora_rank: train low-rank adapters of this rank instead of the small LM's weights; they are merged at
             the end. null: train the weights.
     """
 
@@ -102,7 +101,7 @@ class DrafterConfig:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Keys that a drafter of this kind reads."""
+        """Return the keys that a drafter of this kind reads, besides `draft_vocab_size`."""
         return KINDS[self.kind].settings
 
     def check(self) -> None:
@@ -111,13 +110,13 @@ class DrafterConfig:
         Raises:
             UserError: an unknown kind, a value out of range, or a setting of another kind.
         """
-        from drafttrain.drafters.settings import check_settings  # nothing that decodes does
+        from drafttrain.drafters.settings import check_settings  # not needed for decoding
 
         check_settings(self)
 
 
 def drafter_folder(path: str | os.PathLike) -> Path:
-    """The folder with a drafter's files: the given one, or the drafter in the folder of the stage train."""
+    """Return the folder with a drafter's files: the given one, or `drafter` in the folder of stage train."""
     inner = Path(path) / "drafter"
     is_stage = not (Path(path) / "config.json").exists() and (inner / "config.json").exists()
     return inner if is_stage else Path(path)
@@ -144,5 +143,5 @@ def read_config(folder: str | os.PathLike) -> dict[str, Any]:
 
 
 def kind_of(config: dict[str, Any]) -> str:
-    """Return the kind that a drafter's `config.json` is of."""
+    """Return the kind in a drafter's `config.json`."""
     return str(config.get("model_type")).removeprefix(PREFIX)

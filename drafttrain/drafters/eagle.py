@@ -1,11 +1,11 @@
-"""EAGLE: one decoder layer that continues the target's last hidden states instead of tokens.
+"""EAGLE: one decoder layer that predicts the target's last hidden states autoregressively, not tokens.
 
 Its input at position j is the embedding of token j joined with the target's last hidden state at j - 1 (after
 the final norm: the LM head's input); its output there predicts the state at j, which the head turns into the
 distribution of token j + 1. While drafting, a node's own output replaces the state that the target has not
-computed yet. Trained with uniform noise on the states, by smooth L1 on the states and 0.1 times the
+computed yet. Trained with uniform noise on the states, with smooth L1 on the states plus 0.1 times the
 cross-entropy of the distributions (EAGLE paper, §3 and §4). The first token of a text has no state before it
-and is no input.
+and is not an input.
 
 `input_norms` normalizes both inputs and the output, as in the layer of an MTP model (C2T paper, Appendix F).
 """
@@ -37,7 +37,7 @@ class EagleConfig(DraftModelConfig):
     input_norms: bool = False
 
 
-OUTPUTS = "outputs"  # carried by the state while a tree grows: the layer's outputs for its nodes [B, n, H]
+OUTPUTS = "outputs"  # carried by the state while a tree grows: the layer's outputs at its nodes [B, n, H]
 
 
 class EagleModel(LayeredDrafter):
@@ -51,7 +51,7 @@ class EagleModel(LayeredDrafter):
         super().__init__(config, input_norm=config.input_norms, final_norm=config.input_norms)
         hidden = config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-        self.token_fc: NativeLinear | None = None  # of a packed drafter, whose `fc` takes states alone
+        self.token_fc: NativeLinear | None = None  # embeddings' half of `fc`, once packed; `fc` has the other
         if config.input_norms:
             self.embed_norm = RMSNorm(hidden, config.rms_norm_eps)
             self.state_norm = RMSNorm(hidden, config.rms_norm_eps)
@@ -60,7 +60,7 @@ class EagleModel(LayeredDrafter):
         self.post_init()
 
     def _join(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Return [B, n, H] of tokens [B, n] and the states before them [B, n, H]."""
+        """Return the layer's input [B, n, H] for tokens [B, n] and the states before them [B, n, H]."""
         if self.token_fc is not None:
             embedded = self.embed_norm(self.embed_tokens(tokens).float())  # [B, n, H]
             return (self.token_fc(embedded) + self.fc(self.state_norm(states.float()))).to(self.states_dtype)
@@ -77,8 +77,8 @@ class EagleModel(LayeredDrafter):
         return self._join(input_ids, before), None
 
     def _noisy(self, tapped: torch.Tensor, row_seeds: torch.Tensor) -> torch.Tensor:
-        """Return states [B, T, H] with noise, each row's from a generator of its own, so that it does not
-        depend on the process and batch that the row is in."""
+        """Return states [B, T, H] with noise. Each row has its own generator, so that its noise does not
+        depend on the process and batch that it is in."""
         drawn = torch.empty_like(tapped)
         for row, seed in zip(drawn, row_seeds.tolist(), strict=True):
             row.uniform_(-1, 1, generator=torch.Generator(tapped.device).manual_seed(seed))
@@ -95,7 +95,7 @@ class EagleModel(LayeredDrafter):
     # drafting
 
     def pack(self) -> None:
-        """Lay out the weights for drafting: halves of the join apart, as siblings share a state."""
+        """Prepare the weights for drafting: `fc` is split in two, because siblings share a state."""
         if can_be_native(self.fc):
             halves = self.fc.weight.tensor_split(2, dim=1)
             self.token_fc, self.fc = (NativeLinear(one, narrow=True) for one in halves)
@@ -124,12 +124,12 @@ class EagleModel(LayeredDrafter):
         return super().prefix(state, length - 1, room, tapped)  # the first token has not been read
 
     def prune(self, state: KvCache, root: torch.Tensor, tapped: torch.Tensor, keep: torch.Tensor) -> None:
-        outputs = state.carried[OUTPUTS]  # [1, n, H]; `update` forgets them
+        outputs = state.carried[OUTPUTS]  # [1, n, H]; `update` drops them
         super().prune(state, root, tapped, keep)
         state.carried[OUTPUTS] = outputs[:, keep]
 
     def join(self, states: Sequence[KvCache]) -> Any:
-        for state in states:  # of trees of different widths; `update` forgets them anyway
+        for state in states:  # their trees differ in width; `update` drops them anyway
             state.carried.pop(OUTPUTS, None)
         return super().join(states)
 
@@ -148,7 +148,8 @@ class EagleModel(LayeredDrafter):
         state.carried[OUTPUTS].scatter_(1, frontier[..., None].expand_as(states), states)
 
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
-        """Start as `LayeredDrafter` does, with a projection that passes the state on unchanged."""
+        """Initialize like `LayeredDrafter`; `fc` starts with the identity for states and a halved random part
+        for embeddings."""
         super().initialize_from(target, drafter, draft_ids)
         hidden = self.config.hidden_size
         with torch.no_grad():

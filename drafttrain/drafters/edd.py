@@ -1,14 +1,13 @@
 """EDD, the effective draft decoder: one decoder layer that reads the target's hidden states as soft prompts.
 
 Keys and values come from the hidden states of everything verified *and* from the token embeddings of the
-current block (the root and the drafts after it); queries come from token embeddings only, so nothing is ever
-computed at soft-prompt positions but a key and a value (EDD paper, §3.1, eq. 2-3). Position of hidden state i
-and of token i is i.
+current block (the root and the drafts after it); queries come from token embeddings only, so soft-prompt
+positions need only a key and a value (EDD paper, §3.1, eq. 2-3). Hidden state i and token i have position i.
 
 `layers` > 1 goes beyond the paper: each further layer projects its own keys and values from the same hidden
 states. So does `anchor`: every token of a block is joined with the newest verified state, the one before the
-block, as EAGLE joins a token with the state before it. Here it is the target's own for every token, in
-training as in drafting.
+block, as EAGLE joins a token with the state before it. Here the state is always the target's own, in training
+and in drafting.
 """
 
 from typing import Any
@@ -46,7 +45,7 @@ class EddModel(LayeredDrafter):
         if not taps:
             raise ValueError("tapped_blocks: must name a block, got none")
         self.fc = nn.Linear(taps * hidden, hidden, bias=False) if taps > 1 else nn.Identity()
-        self.token_fc: NativeLinear | None = None  # of a packed join
+        self.token_fc: NativeLinear | None = None  # embeddings' half of `anchor_fc`, once packed
         if config.anchor:
             self.embed_norm = RMSNorm(hidden, config.rms_norm_eps)
             self.anchor_norm = RMSNorm(taps * hidden, config.rms_norm_eps)
@@ -59,11 +58,11 @@ class EddModel(LayeredDrafter):
         with torch.no_grad():
             if isinstance(self.fc, nn.Linear):  # start from the mean of the tapped blocks
                 self.fc.weight.copy_(torch.eye(hidden).repeat(1, taps) / taps)
-            if self.config.anchor:  # and from tokens, with as much of the states
+            if self.config.anchor:  # and from the mean of embedding and states
                 self.anchor_fc.weight.copy_(torch.eye(hidden).repeat(1, 1 + taps) / (1 + taps))
 
     def _join(self, tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        """Return [B, n, H] of tokens [B, n] and the states before their blocks [B, n, K·H], 0 for none."""
+        """Return inputs [B, n, H] of tokens [B, n] and states before their blocks [B, n, K·H], 0 for none."""
         embedded = self.embed_norm(self.embed_tokens(tokens))  # [B, n, H]
         return self.anchor_fc(torch.cat((embedded, self.anchor_norm(anchors.to(embedded.dtype))), dim=-1))
 
@@ -91,7 +90,7 @@ class EddModel(LayeredDrafter):
     # drafting
 
     def pack(self) -> None:
-        """Lay out the weights for drafting: halves of a join apart, as tokens of a draft share an anchor."""
+        """Prepare the weights for drafting: `anchor_fc` is split, because drafts share an anchor."""
         if self.config.anchor and can_be_native(self.anchor_fc):
             tokens, anchors = self.anchor_fc.weight.tensor_split([self.config.hidden_size], dim=1)
             self.token_fc, self.anchor_fc = (NativeLinear(one, narrow=True) for one in (tokens, anchors))

@@ -1,4 +1,4 @@
-"""Weight matrices in int8: in a bundle's file half as large as in bf16."""
+"""Weight matrices in int8, which take half the space of bf16 in a bundle."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +13,8 @@ HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 
 
 def int8_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a matrix [D, H] to int8 with a scale for each row, itself of bf16's digits, so that numbers times
-    scales are exact in fp32, and rounded to the same again.
+    """Round a matrix [D, H] to int8 with a scale for each row. Scales are rounded to bf16, so that numbers
+    times scales are exact in fp32, and rounding them again gives the same numbers.
 
     Returns:
         int8 [D, H] and fp32 [D].
@@ -33,7 +33,7 @@ def int8_names(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -
 
 
 def round_weights(drafter: nn.Module) -> None:
-    """Round what a drafter stores in int8 to the numbers that are stored."""
+    """Round the weights that a drafter stores in int8 to their stored values."""
     weights = dict(drafter.named_parameters())
     with torch.no_grad():
         for name in int8_names(weights, drafter.config.to_dict()):

@@ -1,4 +1,4 @@
-"""The base of drafters of decoder layers: the layer, its keys and values per sequence, drafting with them.
+"""Base of drafters with decoder layers: the layer, its keys and values per sequence, and drafting.
 
 A subclass defines the layers' inputs in training (`inputs`) and how verified text is read (`update`).
 """
@@ -108,8 +108,8 @@ class DraftLayer(nn.Module):
 class LayeredDrafter(DraftModel):
     """Token embeddings, decoder layers, a norm and a head over the draft vocabulary.
 
-    Its state is a `KvCache`: keys and values of what is verified, and of the tree in flight. Those of the
-    tree's node j are in slot `lengths[b] + j`, where the next `update` overwrites them.
+    Its state is a `KvCache`: keys and values of verified text and of the tree in flight. Those of the tree's
+    node j are in slot `lengths[b] + j`, where the next `update` overwrites them.
 
     Args:
         input_norm, final_norm: whether layers normalize their input, and the last one's output is normalized.
@@ -156,7 +156,7 @@ class LayeredDrafter(DraftModel):
         """Return cos, sin [B, 1, n, dim] at positions [B, n], from a growing table in the weights' dtype.
 
         Args:
-            limit: upper bound of the positions, if known; reading their maximum from a GPU waits for it.
+            limit: the largest position + 1 or more, if known; reading their maximum from a GPU waits for it.
         """
         need = int(positions.max()) + 1 if limit is None else limit
         table, weight = self._rope, self.layers[0].post_attention_layernorm.weight
@@ -185,7 +185,7 @@ class LayeredDrafter(DraftModel):
     def inputs(
         self, input_ids: torch.Tensor, tapped: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the first layer's input for packed rows, [B, T, H], and soft prompts for all, [B, T, H].
+        """Return the first layer's input for packed rows, [B, T, H], and all layers' soft prompts, [B, T, H].
 
         Args:
             input_ids: [B, T].
@@ -207,8 +207,8 @@ class LayeredDrafter(DraftModel):
             input_ids: [B, T].
             tapped: hidden states of the target [B, T, K·H].
             positions: [B, T] positions in each document.
-            attend: `attend(q, k, v) -> [B, heads, T, dim]`, attention under the mask of this step, over T
-                tokens, or with soft prompts over 2·T keys: soft prompts first, then tokens.
+            attend: `attend(q, k, v) -> [B, heads, T, dim]`, attention with this step's mask over T tokens, or
+                with soft prompts over 2·T keys: soft prompts first, then tokens.
             wanted: bool [B, T]; only these go through the last layer's MLP.
         """
         cos, sin = self.rope(positions)
@@ -248,13 +248,13 @@ class LayeredDrafter(DraftModel):
             )
 
     def _native_rope(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        half = self.config.head_dim // 2  # both halves are alike
+        half = self.config.head_dim // 2  # both halves are equal
         cos, sin = self._rope_table(n, torch.float)[..., :half].unbind(1)
         return cos, sin
 
     def native_inputs(self, state: KvCache) -> tuple[Any, ...] | None:
-        """Return the arguments of `kernels.drafting.Inputs` that say what `draft_inputs` does; None where
-        there are none, or where `keep_outputs` has to be called."""
+        """Return the arguments of `kernels.drafting.Inputs` for what `draft_inputs` computes; None if there
+        are none, or if `keep_outputs` has to be called."""
         own = type(self).draft_inputs, type(self).keep_outputs
         alone = own == (LayeredDrafter.draft_inputs, LayeredDrafter.keep_outputs)
         return (self.embed_tokens.weight,) if alone else None
@@ -284,7 +284,7 @@ class LayeredDrafter(DraftModel):
         return twin
 
     def join(self, states: Sequence[KvCache]) -> Any:
-        from drafttrain.target_lm.joined import JoinedCache  # for sequences of several callers alone
+        from drafttrain.target_lm.joined import JoinedCache  # only for sequences of several callers
 
         return JoinedCache(states)
 
@@ -292,7 +292,7 @@ class LayeredDrafter(DraftModel):
         joined.split()
 
     def read(self, state: KvCache, x: torch.Tensor, counts: torch.Tensor) -> None:
-        """Append every layer's keys and values of verified x [B, n, H], the first counts[b] of each row."""
+        """Append each layer's keys and values of verified x [B, n, H], the first counts[b] of each row."""
         n = x.shape[1]
         view = state.reserve(n)
         slots = state.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
@@ -318,7 +318,7 @@ class LayeredDrafter(DraftModel):
         return self.embed_tokens(tokens)
 
     def keep_outputs(self, state: Any, frontier: torch.Tensor, states: torch.Tensor) -> None:
-        """Store the head's inputs at the frontier's nodes, [B, f, H]; by default nothing."""
+        """Store the head's inputs at the frontier's nodes, [B, f, H]; does nothing by default."""
 
     @torch.no_grad()
     def expand(self, state: KvCache, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
@@ -345,7 +345,7 @@ class LayeredDrafter(DraftModel):
 
     @torch.no_grad()
     def grow_natively(self, grow: Callable, state: KvCache, *given: Any) -> Any:
-        """Grow trees by a function of `kernels/growth.py` (see `Drafter`)."""
+        """Grow trees with a function of `kernels/growth.py` (see `Drafter`)."""
         if self.native is None or (inputs := self.native_inputs(state)) is None:
             return None
         from drafttrain.kernels.drafting import Inputs
@@ -365,7 +365,7 @@ class LayeredDrafter(DraftModel):
             _, x = self.native(x.float(), state.nodes(positions, slots, ancestors), view)
             self.keep_outputs(state, frontier, x)
             return x
-        from drafttrain.target_lm.stock_masks import allowed_slots  # not with native forwards
+        from drafttrain.target_lm.stock_masks import allowed_slots  # not needed for native forwards
 
         cos, sin = self.rope(positions, view)
         allowed = allowed_slots(state.lengths, ancestors, view)[:, None]  # [B, 1, f, view]

@@ -1,8 +1,8 @@
 """MEDUSA-1: heads on the target's last hidden state, each for one token further ahead (Medusa paper, §2.2).
 
 Head i reads the state at position t, after the target's final norm, through a residual block and predicts
-token t + 2 + i; t + 1 is the target's own. While drafting, t is the last verified token, t + 1 the root, and
-every node of depth i + 1 comes from head i, for any parent: trees are products of the heads' tokens.
+token t + 2 + i; the target's own head predicts t + 1. While drafting, t is the last verified token, t + 1 the
+root, and head i gives the nodes of depth i + 1, the same for any parent: trees are Cartesian products.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class MedusaModel(DraftModel):
         self.post_init()
 
     def initialize_from(self, target: FrozenTarget, drafter: DrafterConfig, draft_ids: torch.Tensor) -> None:
-        """Start all heads as the target's own: blocks that add nothing, and its rows for `draft_ids` [D]."""
+        """Initialize all heads as the target's: blocks that add nothing, and its rows for `draft_ids` [D]."""
         super().initialize_from(target, drafter, draft_ids)
         with torch.no_grad():
             for block, head in zip(self.blocks, self.lm_heads):
@@ -125,7 +125,7 @@ class MedusaModel(DraftModel):
         """Return log-probabilities [B, f, D] after the frontier's nodes: those of the head for their depth.
 
         Raises:
-            UserError: the tree is deeper than there are heads.
+            UserError: the tree is deeper than the number of heads.
         """
         depths = tree.depths.gather(1, frontier)  # [B, f]
         if int(depths.max()) >= self.config.heads:

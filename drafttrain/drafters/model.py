@@ -29,8 +29,8 @@ class Prediction:
         head: weight of the head, [D, H].
         rows: bool [B, T], the N positions t + offset, whose target state and next token are predicted.
         offset: position t predicts the token at position t + 1 + offset.
-        weight: of the difference between the distributions in the loss.
-        state_weight: of the difference between `states` and the target's last hidden states.
+        weight: of the loss between the distributions.
+        state_weight: of the loss between `states` and the target's last hidden states.
     """
 
     states: torch.Tensor
@@ -42,8 +42,8 @@ class Prediction:
 
 
 class DraftModel(PreTrainedModel, ABC):
-    """A drafter without its method. It needs `attach(target)` (or `load`) before it drafts: that shares the
-    weights which stay the target's; `AutoModel.from_pretrained` alone leaves NaN there.
+    """Base class of drafters. Call `attach(target)` (or `load`) before drafting: it shares the weights that
+    stay the target's; `AutoModel.from_pretrained` alone leaves NaN there.
 
     A subclass defines `__init__`, `forward`, `predictions` for training and the methods of `Drafter` for
     drafting; it registers the buffer `draft_to_target`. The weights of modules named `embed_tokens` and
@@ -73,7 +73,7 @@ class DraftModel(PreTrainedModel, ABC):
 
     def _init_weights(self, module: nn.Module) -> None:
         if getattr(module, "weight", None) is not None and self._is_frozen(module):
-            nn.init.constant_(module.weight, torch.nan)  # a forgotten `attach` is loud
+            nn.init.constant_(module.weight, torch.nan)  # makes a forgotten `attach` visible
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             if module.bias is not None:
@@ -122,7 +122,7 @@ class DraftModel(PreTrainedModel, ABC):
             self.lm_head.weight.requires_grad_(False)
 
     def attach(self, target: FrozenTarget) -> "DraftModel":
-        """Take the frozen weights from the target, and tap it.
+        """Take the frozen weights from the target, and tap the blocks that the drafter reads.
 
         Raises:
             UserError: the drafter was made for a target of another shape or with another tokenizer.
@@ -136,7 +136,7 @@ class DraftModel(PreTrainedModel, ABC):
     def pack(self) -> None:
         """Lay out the weights for drafting: native on a CPU with a compiler, else packed for oneDNN in bf16.
 
-        No training after it.
+        The drafter cannot be trained afterwards.
         """
         if not make_native(self, narrow=True):  # reading its weights is most of a drafting step
             from drafttrain.target_lm.cpu_linear import pack_linears  # without a compiler
@@ -144,7 +144,7 @@ class DraftModel(PreTrainedModel, ABC):
             pack_linears(self, self._same_input)
 
     def finish(self) -> None:
-        """Prepare for saving, once training has ended: int8 matrices get the numbers that are stored."""
+        """Prepare for saving after training: round matrices stored in int8 to their stored values."""
         if self.config.head_dtype or self.config.layers_dtype:
             from drafttrain.drafters.int8 import round_weights
 
@@ -160,10 +160,10 @@ class DraftModel(PreTrainedModel, ABC):
             dtype: of the weights; None for the stored one.
 
         Raises:
-            UserError: no drafter there, tensors are missing, unexpected or unreadable, or it belongs to
-                another target.
+            UserError: no drafter there, tensors are missing, unexpected, unreadable or out of range, or it
+                belongs to another target.
         """
-        from drafttrain.drafters.weights import read_tensors  # trainings from scratch read none
+        from drafttrain.drafters.weights import read_tensors  # training from scratch reads none
 
         read_config(folder)
         try:
@@ -172,11 +172,11 @@ class DraftModel(PreTrainedModel, ABC):
             model, info = cls.from_pretrained(
                 None, config=config, state_dict=tensors, output_loading_info=True, dtype=dtype or "auto"
             )
-        except Exception as error:  # safetensors, transformers and torch raise many kinds for damaged files
+        except Exception as error:  # safetensors, transformers and torch raise many types for damaged files
             raise UserError(
                 f"{folder}: cannot be loaded as a drafter ({brief(error)}); export it again"
             ) from error
-        if info["missing_keys"] or info["unexpected_keys"]:  # transformers goes on with random numbers
+        if info["missing_keys"] or info["unexpected_keys"]:  # transformers would use random values
             raise UserError(
                 f"{folder}: missing tensors {sorted(info['missing_keys'])}, unexpected "
                 f"{sorted(info['unexpected_keys'])}; damaged or of another version, export it again"
@@ -211,7 +211,7 @@ class DraftModel(PreTrainedModel, ABC):
             batch: rows of `PackedRows`, stacked, with the target's states: `input_ids`, `positions` and
                 `document_start` [B, T], `tapped` [B, T, K·H]; the first index of each token's block,
                 `block_start` [B, T], with soft prompts; seeds of random draws, `row_seeds`, int64 [B].
-            attend: attention as `soft_prompts` says; None if the drafter does not attend.
+            attend: attention as described at `soft_prompts`; None if the drafter does not attend.
             wanted: bool [B, T], the inputs whose next tokens are trained.
         """
 

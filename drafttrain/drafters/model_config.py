@@ -20,13 +20,13 @@ LIMITS = {
     "num_attention_heads": 1 << 12,
 }
 LIMITS |= {"num_key_value_heads": 1 << 12, "target_vocab_size": 1 << 24, "draft_vocab_size": 1 << 24}
-# What two tokenizers rarely read alike: digits, an accent, a symbol, white space.
+# Text that two tokenizers rarely read alike: digits, an accent, a symbol, white space.
 TOKENIZER_PROBE = "In 2024, naïve 3.14 → f(x):\n\treturn"
 
 
 class DraftModelConfig(PreTrainedConfig):
-    """Shape of a drafter and of the target it belongs to; each kind has a model type of its own. A field of
-    the same name as a setting of `DrafterConfig` takes its value.
+    """Shape of a drafter and of the target it belongs to; each kind has its own model type. A field with the
+    name of a setting of `DrafterConfig` takes its value.
 
     Attributes:
         reads: target states that the kind reads: "tapped_blocks", "last_state" (after the final norm), or
@@ -87,7 +87,7 @@ class DraftModelConfig(PreTrainedConfig):
         """Return the config of a drafter for this target.
 
         Raises:
-            UserError: the target's layers are not of the Llama or Qwen kind, or it has no such block.
+            UserError: the target is not supported, or a setting does not fit it (see `check_target`).
         """
         config = cls.shape(target, drafter, draft_vocab_size)
         config.target = identity(target)
@@ -101,7 +101,7 @@ class DraftModelConfig(PreTrainedConfig):
         Raises:
             UserError: as `for_target`.
         """
-        from drafttrain.drafters.check import check_target  # for new drafters alone
+        from drafttrain.drafters.check import check_target  # only for new drafters
 
         check_target(drafter, target)
         config, attention = target.config, target.blocks[0].self_attn
@@ -138,7 +138,7 @@ def target_kv_heads(config: PreTrainedConfig) -> int:
 
 
 def identity(target: FrozenTarget) -> dict[str, Any]:
-    """Return what a drafter stores of its target, to refuse another one."""
+    """Return the facts about its target that a drafter stores, to refuse another one."""
     info = target_info(target)
     return {
         "name": target.name,
@@ -154,10 +154,10 @@ def identity(target: FrozenTarget) -> dict[str, Any]:
 
 
 def check_identity(made_for: dict[str, Any], target: FrozenTarget) -> None:
-    """Refuse a target of another shape or whose tokenizer gives other ids.
+    """Validate that a target has the shape, and its tokenizer the ids, that a drafter was made for.
 
-    Other weights, a grown vocabulary or another chat template only cost acceptance, so they are warned of:
-    fine-tuned copies of a target may keep its drafter.
+    Other weights, tokens added to the tokenizer or another chat template only reduce acceptance, so they give
+    a warning: fine-tuned copies of a target may keep its drafter.
 
     Raises:
         UserError: it is another target.

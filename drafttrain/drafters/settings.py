@@ -1,4 +1,4 @@
-"""Checks of a drafter's settings, as recipes are read."""
+"""Validate a drafter's settings when a recipe is read."""
 
 import json
 from dataclasses import fields
@@ -9,7 +9,7 @@ from drafttrain.utils.ranges import check_ranges
 
 
 def check_settings(drafter: DrafterConfig) -> None:
-    """Validate settings, as `DrafterConfig.check` says."""
+    """Validate settings (see `DrafterConfig.check`)."""
     if drafter.kind not in KINDS:
         raise UserError(f"drafter.kind: must be one of {', '.join(KINDS)}, got {drafter.kind}")
     check_ranges(drafter, "drafter")

@@ -32,5 +32,5 @@ class VdmModel(LayeredDrafter):
     def update(
         self, state: KvCache, tokens: torch.Tensor, tapped: torch.Tensor, counts: torch.Tensor
     ) -> None:
-        """Append verified tokens; in a single layer a token's key and value depend on nothing before it."""
+        """Append verified tokens; in a single layer a token's key and value depend only on the token."""
         self.read(state, self.embed_tokens(tokens), counts)

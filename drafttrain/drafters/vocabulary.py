@@ -1,4 +1,4 @@
-"""The draft vocabulary: the target tokens a drafter can propose."""
+"""The draft vocabulary: the target tokens that a drafter can propose."""
 
 from collections.abc import Iterable
 
@@ -30,13 +30,13 @@ def draft_vocabulary(counts: np.ndarray, size: int | None, always: Iterable[int]
     Args:
         counts: trained occurrences of each target token [V].
         size: tokens to keep; None keeps all V.
-        always: tokens that are kept for any count (the stop tokens, or the vocabulary to be extended).
+        always: tokens kept regardless of their count (the stop tokens, or the vocabulary to be extended).
 
     Returns:
         target ids [D].
 
     Raises:
-        UserError: the size is impossible.
+        UserError: `size` is not in 1 … V, or smaller than `always`.
     """
     vocab_size, always = len(counts), set(always)
     if size is None or size == vocab_size:

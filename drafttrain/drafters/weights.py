@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 
 from drafttrain.utils.files import require_file
 
-WEIGHT, NUMBERS, SCALES = ".weight", ".int8", ".scales"  # of a matrix; of one in int8
+WEIGHT, NUMBERS, SCALES = ".weight", ".int8", ".scales"  # suffixes: of a matrix, and of one in int8
 
 
 def read_tensors(file: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Return the tensors of a drafter's file; int8 matrices as what they stand for, in fp32.
+    """Return the tensors of a drafter's file; int8 matrices dequantized to fp32.
 
     Raises:
         OSError, SafetensorError: there is no such file, or it is damaged.

@@ -1,11 +1,11 @@
-"""The offline half of hidden states: runs the target once over a corpus and stores what the drafter reads.
+"""Collect hidden states offline: run the target once over a corpus and store what the drafter reads.
 
 Each split of the corpus becomes a `HiddenStateStore` in a folder named like it. Several processes
-(`deepspeed`, `torchrun`) share the shards of a split; a shard is computed by one of them from its own
-documents alone, so the result does not depend on their number. States that were recorded while the target
-answered (`recording.py`) are linked, or copied from another disk; they differ from computed ones in rounding
-alone. The processes agree through the folder: the first one writes the manifest and completes it when all
-shards are there. A collection that was killed goes on with the missing shards.
+(`deepspeed`, `torchrun`) share the shards of a split; each shard is computed by one process from its own
+documents, so the result does not depend on their number. States that were recorded while the target answered
+(`recording.py`) are linked, or copied from another disk; they differ from computed ones only in rounding. The
+processes coordinate through the folder: the first one writes the manifest and marks it complete once all
+shards are there. A collection that was killed continues with the missing shards.
 """
 
 import os
@@ -43,7 +43,7 @@ from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.progress import counted
 
-PATIENCE_S = 3600.0  # without a new shard; then a process takes the others for dead
+PATIENCE_S = 3600.0  # without a new shard, after which a process assumes that the others are dead
 
 
 @dataclass
@@ -80,9 +80,9 @@ def collect(
         target_model: what `load_target` takes.
         tapped_blocks: blocks to store; negative numbers count from the end.
         corpus: folder of the corpus stage.
-        out: folder that gets one store per split.
-        recorded: folders of states that were kept while the target answered, where there are any; those of
-            `config.kept_in` are, too. They are not computed again.
+        out: folder for one store per split.
+        recorded: folders of states that were recorded while the target answered, besides those of
+            `config.kept_in`. These states are not computed again.
 
     Raises:
         UserError: the corpus or the contents of `out` do not fit the target, the disk is too small or full,
@@ -105,8 +105,8 @@ def collect_states(
     console: Console | None = None,
     recorded: Sequence[Path] = (),
 ) -> CollectReport:
-    """As `collect`, for a target that is loaded and tapped; the splits have columns `id` and `input_ids`, and
-    `loss_mask` where states were recorded."""
+    """Collect as `collect` does, with a target that is loaded and tapped. The splits have columns `id` and
+    `input_ids`, and `loss_mask` if states were recorded."""
     out, begun = Path(out), time.monotonic()
     console = console or Console(quiet=_rank() > 0, soft_wrap=True)
     lengths = {name: _checked_lengths(target, split, name) for name, split in splits.items()}
@@ -114,7 +114,7 @@ def collect_states(
     made_of = recording_of(target, target.tapped_blocks, stored)
     longest = max((n for one in lengths.values() for n in one), default=0)
     kept = [states_folder(Path(answers)) for answers in config.kept_in]
-    begun_before = all((out / name / MANIFEST).exists() for name in splits)  # states may be gone since
+    begun_before = all((out / name / MANIFEST).exists() for name in splits)  # recordings may be gone by now
     for folder in kept if not begun_before else ():
         require_recording(folder, made_of)
     found = RecordedStates.open([*recorded, *kept], made_of, longest)
@@ -142,20 +142,20 @@ def collect_states(
 def encode_documents(
     target: FrozenTarget, rows: Sequence[Sequence[int]], batch_tokens: int
 ) -> Iterator[tuple[int, Document]]:
-    """States of each document by itself, as (index in `rows`, states on the CPU), the short ones first.
+    """Yield the states of each document, as (index in `rows`, states on the CPU), shortest first.
 
-    They are in the target's type.
+    They have the target's dtype.
 
     Args:
-        rows: token ids of each document; empty ones give nothing.
-        batch_tokens: tokens in a batch, padding included; a longer document makes a batch of its own.
+        rows: token ids of each document; empty ones are skipped.
+        batch_tokens: tokens in a batch, padding included; a longer document is a batch of its own.
     """
     for batch in _batches([len(row) for row in rows], batch_tokens):
         width = len(rows[batch[-1]])
         ids = torch.zeros(len(batch), width, dtype=torch.long)  # [B, T]
         for i, index in enumerate(batch):
             ids[i, : len(rows[index])] = torch.tensor(rows[index])
-        # Padding comes after a document, where causal attention does not look.
+        # padding follows a document, where causal attention does not see it
         with target.own_cores():
             states = target.encode(ids.to(target.device), torch.zeros_like(ids, device=target.device))
         tapped, final = states.tapped.cpu(), states.final.cpu()  # [B, T, K*H], [B, T, H]
@@ -165,7 +165,7 @@ def encode_documents(
 
 
 def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of documents by length, the longest of a batch last; batch size x longest <= batch_tokens."""
+    """Yield batches of document indices by length, longest last; batch size x longest <= batch_tokens."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if lengths[index] == 0:
@@ -207,7 +207,7 @@ class _Collection:
         )
 
     def run(self) -> int:
-        """Makes this process's missing shards, waits for the others'; returns their tokens."""
+        """Write this process's missing shards, wait for the others'; return the number of tokens written."""
         self._begin()
         mine = range(_rank(), self.manifest.n_shards, _world())
         done = {index: shard for index in mine if (shard := self._shard(index))}
@@ -222,14 +222,14 @@ class _Collection:
                     skipped += self._collect_shard(index, skipped, advance)
                     computed += self._tokens(index)
                     rate = computed / (time.monotonic() - begun)
-                    if not self.console.is_terminal:  # after each shard; the line a minute counts batches
+                    if not self.console.is_terminal:  # for each shard; `advance` prints a line a minute
                         line = f"{title}: {earlier + computed:,} of {total:,} tokens, {rate:,.0f} tokens/s"
                         self.console.print(line, highlight=False)
         self._finish()
         return computed
 
     def bytes(self, done: bool = False) -> int:
-        """Bytes of the whole store, or of the shards that are there, without the recorded files."""
+        """Return the bytes of the whole store, or of the shards that are done, without the recorded files."""
         shards = [k for k in range(self.manifest.n_shards) if not done or self._shard(k)]
         documents = sum(self.manifest.bounds[k + 1] - self.manifest.bounds[k] for k in shards)
         info = self.manifest.target
@@ -238,7 +238,7 @@ class _Collection:
         return stored_bytes(tokens, documents, len(shards), *sizes)
 
     def refuse_foreign(self) -> None:
-        """Raises UserError when the folder holds anything but an earlier attempt at this collection."""
+        """Raise UserError if the folder holds a store other than an earlier attempt at this collection."""
         if not (self.folder / MANIFEST).exists():
             return
         theirs = read_manifest(self.folder)
@@ -256,7 +256,7 @@ class _Collection:
         return sum(self.lengths[self.manifest.bounds[index] : self.manifest.bounds[index + 1]])
 
     def _own_tokens(self, index: int) -> int:
-        """Tokens whose states a shard holds itself, if it is there, or is going to."""
+        """Return the number of tokens whose states a shard holds, or will hold, itself."""
         if not self.recorded.places:
             return self._tokens(index)
         if (shard := self._shard(index)) is not None:
@@ -266,7 +266,7 @@ class _Collection:
         return sum(len(tokens) for tokens, one in found if one is None or not one.is_on_disk_of(self.folder))
 
     def _collect_shard(self, index: int, skipped: list[str], advance: Callable[[int], None]) -> list[str]:
-        """Computes and writes a shard; returns the ids of its documents without finite states."""
+        """Compute and write a shard; return the ids of its documents without finite states."""
         first, last = self.manifest.bounds[index : index + 2]
         rows = self.split[first:last]
         hidden, info = self.target.hidden_size, self.manifest.target
@@ -297,7 +297,7 @@ class _Collection:
         return bad
 
     def _states(self, rows: dict[str, list]) -> Iterator[tuple[int, Document | Link]]:
-        """Yields states by place in the shard: the recorded ones, then those that have to be computed."""
+        """Yield (place in the shard, states): recorded ones first, then computed ones."""
         computed = list(rows["input_ids"])
         if self.recorded.places:
             for place, (tokens, trained) in enumerate(zip(rows["input_ids"], rows["loss_mask"])):
@@ -316,9 +316,9 @@ class _Collection:
             )
 
     def _begin(self) -> None:
-        """The first process writes the manifest; the others wait for it."""
+        """Write the manifest in the first process; wait for it in the others."""
         if _rank() == 0:
-            if (self.folder / MANIFEST).exists() and not self.manifest.masks:  # its shards' may be recorded
+            if (self.folder / MANIFEST).exists() and not self.manifest.masks:  # some may be recorded
                 self.manifest.masks = read_manifest(self.folder).masks
             for leftover in (*self.folder.glob(f".{MANIFEST}.*.tmp"), *self.folder.glob(".recorded-*.tmp")):
                 leftover.unlink(missing_ok=True)
@@ -331,7 +331,7 @@ class _Collection:
         self.refuse_foreign()
 
     def _finish(self) -> None:
-        """Waits for all shards; then the first process completes the manifest, for which the others wait."""
+        """Wait for all shards; the first process then completes the manifest, and the others wait for it."""
         shards: dict[int, Shard] = {}
 
         def missing() -> int:
@@ -354,7 +354,7 @@ class _Collection:
 
 
 def _checked_lengths(target: FrozenTarget, split: Dataset, name: str) -> list[int]:
-    """Tokens in each document.
+    """Return the number of tokens of each document.
 
     Raises:
         UserError: a document has an id that the target does not know, or more tokens than it has positions.
@@ -381,7 +381,7 @@ def _checked_lengths(target: FrozenTarget, split: Dataset, name: str) -> list[in
 
 
 def _check_disk(config: CollectConfig, parts: Sequence[_Collection], out: Path, console: Console) -> None:
-    """Print how much will be written, and refuse what is too much."""
+    """Print how much will be written; raise UserError if it is too much."""
     total, stored = sum(part.bytes() for part in parts), sum(part.bytes(done=True) for part in parts)
     manifests = [part.manifest for part in parts]
     console.print(
@@ -403,7 +403,7 @@ def _size(n_bytes: int) -> str:
 
 
 def _wait(missing: Callable[[], int], message: str) -> None:
-    """Return when nothing is missing; raise a UserError when nothing has come for a long time."""
+    """Return when nothing is missing; raise UserError if the number has not changed for `PATIENCE_S`."""
     last, deadline = -1, 0.0
     while n := missing():
         if n != last:

@@ -1,4 +1,4 @@
-"""Hash the tokens and loss masks of a corpus split, so that a store names what its states are of."""
+"""Hash the tokens and loss masks of a corpus split, to identify the split that a store was made from."""
 
 import hashlib
 
@@ -8,7 +8,7 @@ from datasets import Dataset
 
 
 def corpus_fingerprint(split: Dataset) -> str:
-    """Hash of all token ids of a split and of where its documents end."""
+    """Return a hash of the token ids of a split and the lengths of its documents."""
     digest = hashlib.sha256()
     for batch in split.select_columns("input_ids").with_format("arrow").iter(batch_size=1000):
         column = batch["input_ids"].combine_chunks()
@@ -20,7 +20,7 @@ def corpus_fingerprint(split: Dataset) -> str:
 
 
 def mask_fingerprint(split: Dataset) -> str:
-    """Hash of the loss masks of a split."""
+    """Return a hash of the loss masks of a split."""
     digest = hashlib.sha256()
     for batch in split.select_columns("loss_mask").with_format("arrow").iter(batch_size=1000):
         masks = batch["loss_mask"].combine_chunks().flatten().cast(pyarrow.int8())  # [tokens]

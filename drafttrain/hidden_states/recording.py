@@ -1,8 +1,8 @@
-"""Keep the hidden states that the target computes while it answers, so that they need not be computed again.
+"""Record the hidden states that the target computes while it answers, to avoid computing them again.
 
-Decoding runs the target over every token of a prompt and its answer, and collecting would do the same once
-more. `StateRecorder` gets those states in a proposer's place, `Recordings` writes them to shards like those
-of a store, and `RecordedStates` finds those of a document by its tokens.
+Decoding runs the target over every token of a prompt and its answer, and collecting would repeat that.
+`StateRecorder` receives the states in place of a proposer, `Recordings` writes them to shards like those of a
+store, and `RecordedStates` finds the states of a document by its tokens.
 """
 
 import hashlib
@@ -32,24 +32,24 @@ from drafttrain.target_lm.info import target_info
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 
-TAIL = 8  # tokens without states at a document's end: an answer's last one, and what the template adds
+TAIL = 8  # tokens without states at a document's end, at most: an answer's last and those of the template
 
 
 class Recordings:
-    """Writes states of documents as they come, in shards; what is not in one yet is lost with the process.
+    """Writer of documents' states, which are buffered until they fill a shard and lost if the process dies.
 
-    States that cannot be written are computed later, so a full disk ends the recording and nothing else.
+    States that cannot be written are computed later, so a full disk ends only the recording.
 
     Attributes:
-        problem: why nothing more is recorded; None while something is.
+        problem: why recording has stopped; None while it goes on.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, max_bytes: float, shard_tokens: int):
         """
         Args:
-            folder: gets the shards, and goes on with those of the same manifest; others are removed.
+            folder: for the shards; those of the same manifest are continued, others are removed.
             max_bytes: of all shards together.
-            shard_tokens: in one shard, which is in memory until it is written.
+            shard_tokens: tokens in one shard, which is in memory until it is written.
         """
         self.folder, self.manifest = folder, manifest
         self.max_bytes, self.shard_tokens = max_bytes, shard_tokens
@@ -68,10 +68,10 @@ class Recordings:
         manifest.write(folder)
 
     def add(self, document: Document) -> None:
-        """Keep a document for the next shard, as long as there is room."""
+        """Add a document to the next shard, as long as there is room."""
         info, stored = self.manifest.target, self.manifest.stored
         if not (document.tapped.isfinite().all() and document.final.isfinite().all()):
-            return  # collecting says what is wrong
+            return  # collection reports it
         size = stored_bytes(len(document.tokens), 1, 0, info.hidden_size, len(info.tapped_blocks), stored)
         if self.bytes + size > self.max_bytes:
             self.problem = self.problem or f"{self.folder}: has {self.bytes / 1e9:.3g} GB, the most allowed"
@@ -82,7 +82,7 @@ class Recordings:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what waits; note the problem where that fails."""
+        """Write the waiting documents as a shard; set `problem` if that fails."""
         waiting, self.waiting = self.waiting, []
         if waiting:
             try:
@@ -93,9 +93,9 @@ class Recordings:
 
 
 class StateRecorder(NoProposer):
-    """Drafts nothing, and keeps the states of all tokens that the target has read, prompts included.
+    """Proposer without drafts that keeps the states of all tokens that the target reads, prompts included.
 
-    The target's last tapped block is its final state.
+    The target's last tapped block has to be its final state.
 
     Attributes:
         rows: states of each row of the decode loop, in its order, as parts [n, (K + 1)*H] on the CPU.
@@ -106,7 +106,7 @@ class StateRecorder(NoProposer):
     def __init__(self, recordings: Recordings):
         """
         Args:
-            recordings: what the states are for; nothing is kept once they have a problem.
+            recordings: where the states will be written; nothing is kept once they have a problem.
         """
         self.recordings = recordings
         self.dtype = getattr(torch, recordings.manifest.stored)
@@ -137,13 +137,13 @@ class StateRecorder(NoProposer):
             return
         tapped = tapped.to("cpu", self.dtype)  # [B, m, (K + 1)*H]
         for row, states, count in zip(state, tapped, counts.tolist()):
-            row.append(states[:count].clone())  # the rest would stay in memory
+            row.append(states[:count].clone())  # a view would keep the rest in memory
 
     def document(self, place: int, tokens: Sequence[int]) -> Document | None:
-        """Return the states of a row's tokens but the last, which no forward has had; None without them.
+        """Return the states of a row's tokens but the last, which no forward has read; None without them.
 
         Args:
-            place: of the row, from the start or the end.
+            place: index of the row; negative from the end.
             tokens: prompt and answer.
         """
         if self.recordings.problem is not None or len(tokens) < 2:
@@ -154,22 +154,22 @@ class StateRecorder(NoProposer):
 
 
 def recording_of(target: FrozenTarget, blocks: Sequence[int], dtype: str) -> Manifest:
-    """Return what recorded states depend on: the target, the blocks whose outputs they are, and dtypes."""
+    """Return a manifest of what recorded states depend on: the target, its tapped blocks, and dtypes."""
     computed = str(target.dtype).removeprefix("torch.")
     return Manifest(target.name, target_info(target, blocks), "", computed, 0, 0, [], stored=dtype)
 
 
 def states_folder(answers: Path) -> Path:
-    """Return the folder of the states that were kept with answers; hidden, as nothing but the time of later
-    stages depends on it."""
+    """Return the folder of the states that were kept with answers; hidden, because later stages only get
+    faster with it."""
     return answers / ".states"
 
 
 def require_recording(folder: Path, manifest: Manifest) -> None:
-    """Refuse a folder that has no states of this target, these blocks and dtypes.
+    """Require that a folder has states of this target, these blocks and dtypes.
 
     Raises:
-        UserError: it is one.
+        UserError: it has none.
     """
     if not (folder / MANIFEST).exists():
         found = "without any; answer with regenerate.keep_states and hidden_states.mode offline"
@@ -185,12 +185,12 @@ def require_recording(folder: Path, manifest: Manifest) -> None:
 
 @dataclass
 class Recorded:
-    """Where the states of a document's first tokens are recorded.
+    """Location of the recorded states of a document's first tokens.
 
     Attributes:
-        shard: of a recording.
-        name: that its file gets elsewhere, made of its tokens.
-        first, rows: where they are there.
+        shard: a shard of a recording.
+        name: name of links to its file, a hash of its tokens.
+        first, rows: first row and number of rows in the shard.
     """
 
     shard: Shard
@@ -199,7 +199,7 @@ class Recorded:
     rows: int
 
     def document(self, tokens: Sequence[int]) -> Document:
-        """Read the states of a document; zeros at its last tokens, of which none are recorded."""
+        """Read the states of a document; its last tokens, without recorded states, get zeros."""
         later = (0, 0, 0, len(tokens) - self.rows)
         tapped, final = (
             pad(self.shard.read(name, self.first, self.first + self.rows), later)
@@ -208,17 +208,17 @@ class Recorded:
         return Document(torch.tensor(tokens), tapped, final)
 
     def is_on_disk_of(self, folder: Path) -> bool:
-        """Return whether a folder, which may not be there yet, is on the disk of the recorded file."""
+        """Return whether a folder, which may not exist yet, is on the disk of the recorded file."""
         there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
         return there.stat().st_dev == self.shard.path.stat().st_dev
 
     def link(self, tokens: Sequence[int], folder: Path) -> Link | None:
-        """Give the recorded file a name in a store's folder, too; None where the file system cannot."""
+        """Hard-link the recorded file into a store's folder; return None if the file system cannot."""
         linked, temporary = folder / self.name, folder / f".{self.name}.{os.getpid()}.tmp"
         try:
             if not (linked.exists() and linked.samefile(self.shard.path)):
                 os.link(self.shard.path, temporary)
-                os.replace(temporary, linked)  # a file of the same states is as good
+                os.replace(temporary, linked)  # may replace a file with the same states
         except OSError:  # another disk, or one without links
             return None
         finally:
@@ -228,21 +228,21 @@ class Recorded:
 
 @dataclass
 class RecordedStates:
-    """Recorded states by the tokens that they are of.
+    """Recorded states, found by the tokens of their documents.
 
     Attributes:
-        places: hash of a document's tokens -> where its states are.
+        places: hash of a document's tokens -> location of its states.
     """
 
     places: dict[bytes, Recorded]
 
     @classmethod
     def open(cls, folders: Iterable[Path], manifest: Manifest, longest: int) -> "RecordedStates":
-        """Index the shards of folders that are sound; a folder that is absent or of another target, blocks or
+        """Index the undamaged shards of folders. A folder that is absent or of another target, blocks or
         dtypes has none.
 
         Args:
-            longest: tokens in a document of the corpus, which has cut what was longer.
+            longest: most tokens in a document of the corpus, which has truncated longer ones.
         """
         places = {}
         found = (shard for folder in folders for shard in _shards(folder, manifest))
@@ -255,7 +255,7 @@ class RecordedStates:
         return cls(places)
 
     def find(self, tokens: Sequence[int], trained: Sequence[int]) -> Recorded | None:
-        """Return where the states of a document are, if all are recorded that anything trained reads.
+        """Return the location of a document's states, if all that training reads are recorded; else None.
 
         Args:
             tokens: of the document.
@@ -278,7 +278,7 @@ def _key(folder: Path) -> str | None:
 
 
 def _shards(folder: Path, manifest: Manifest) -> list[Shard]:
-    """Return the whole shards of a recording, up to the first that is missing or damaged."""
+    """Return the complete shards of a recording, up to the first that is missing or damaged."""
     shards: list[Shard] = []
     while (shard := open_shard(folder, len(shards), manifest)) is not None:
         shards.append(shard)

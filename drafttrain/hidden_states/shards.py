@@ -1,4 +1,4 @@
-"""Write the shards of a hidden-state store (`store.py`), and compare them with what was written."""
+"""Write the shards of a hidden-state store (`store.py`), and verify them by their digests."""
 
 import errno
 import hashlib
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from drafttrain.hidden_states.store import LINKED, Document, Manifest, Shard, shard_path
 from drafttrain.utils.errors import UserError
 
-PART = 4096  # rows that are read at a time to compare a file with its digest
+PART = 4096  # rows that are read at a time to compute a digest
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Link:
 
     Attributes:
         tokens: int64 [t].
-        file: its name.
-        first, rows: where they are there; at most t rows, which are of the document's first tokens.
+        file: name of that file.
+        first, rows: first row and number of rows there; at most t rows, for the document's first tokens.
     """
 
     tokens: torch.Tensor
@@ -37,7 +37,7 @@ class Link:
 
 
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[int]:
-    """Boundaries [0, …, documents] of runs of documents: at most `shard_tokens` tokens, or one document."""
+    """Return shard boundaries [0, …, documents]: at most `shard_tokens` tokens, or one document, in each."""
     bounds, tokens = [0], 0
     for index, length in enumerate(lengths):
         if tokens and tokens + length > shard_tokens:
@@ -48,9 +48,9 @@ def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[int]:
 
 
 def temporary_folder(folder: Path, index: int) -> Path:
-    """Where a shard is written until it is whole; only the process that the shard belongs to writes there.
+    """Return the folder where a shard is written until it is complete; only the shard's process writes there.
 
-    A folder, because safetensors writes under random names of its own, which a killed process leaves behind.
+    A folder, because safetensors writes to randomly named files, which a killed process leaves behind.
     """
     return folder / f".shard-{index:05d}.tmp"
 
@@ -62,10 +62,10 @@ def write_shard(
     documents: Sequence[Document | Link],
     skipped: Sequence[str],
 ) -> None:
-    """Write a shard under a temporary name, and give it its own when it is on the disk.
+    """Write a shard under a temporary name, and rename it once it is on the disk.
 
     Args:
-        documents: recorded files of links are in the folder already.
+        documents: the recorded files of links have to be in the folder already.
 
     Raises:
         UserError: the disk is full or cannot be written.
@@ -91,9 +91,9 @@ def write_shard(
     whole = temporary / path.name
     try:
         temporary.mkdir(exist_ok=True)
-        # One key: with several, safetensors writes them in an order that changes from run to run.
+        # one key: with several, safetensors writes them in an order that changes from run to run
         save_file(tensors, whole, metadata={"drafttrain": json.dumps(note)})
-        os.chmod(whole, folder.stat().st_mode & 0o666)  # safetensors lets nobody but the owner read
+        os.chmod(whole, folder.stat().st_mode & 0o666)  # safetensors lets only the owner read
         with open(whole, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(whole, path)
@@ -109,7 +109,7 @@ def write_shard(
 
 
 def _digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Return the hash of the bytes of tensors, one after the other."""
+    """Return the SHA-256 of the concatenated bytes of tensors."""
     digest = hashlib.sha256()
     for tensor in tensors:
         if len(tensor):
@@ -118,7 +118,7 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def _places(documents: Sequence[Document | Link], files: Sequence[str]) -> torch.Tensor:
-    """Return `Shard.places` of documents, whose links are into these files."""
+    """Return `Shard.places` for documents whose links are into these files."""
     places, rows = [], 0
     for document in documents:
         if isinstance(document, Link):
@@ -130,7 +130,7 @@ def _places(documents: Sequence[Document | Link], files: Sequence[str]) -> torch
 
 
 def is_sound(shard: Shard) -> bool:
-    """Return whether a shard's file, read in full, holds what was written; True where nobody noted that.
+    """Return whether a shard's file, read in full, matches its recorded digest; True if it has none.
 
     Raises:
         UserError: the file is gone or was cut short.

@@ -1,21 +1,22 @@
-"""The hidden-state store: what a target computed for every document of a corpus split, on disk.
+"""The hidden-state store: a target's states for every document of a corpus split, on disk.
 
     <folder>/manifest.json            what the states were made from, and which documents each shard has
     <folder>/shard-NNNNN.safetensors  tokens int32 [T], tapped [T, K*H] and final [T, H] in bf16
                                       or fp32, offsets int64 [documents + 1] (where each document starts)
     <folder>/recorded-….safetensors   files of states that were recorded elsewhere, as hard links
 
-Document i of a store is row i of its split. Which documents a shard holds is settled before anything is
-written, so its bytes depend neither on interruptions nor on the number of processes. A shard names the
-manifest it belongs to, so that a leftover of another collection is never taken for one of this.
+Document i of a store is row i of its split. Shards are planned before anything is written, so their bytes
+depend neither on interruptions nor on the number of processes. A shard names the manifest it belongs to, so
+that a leftover of another collection is never used.
 
 States of some documents may be in recorded files. The shard then has `places` int64 [documents, 3] (0 for
 this file or 1 + the number of a recorded one, first row, rows), the names and sizes of those files, and in
-`tapped` and `final` the rows of the other documents alone. Later tokens of a document have zeros.
+`tapped` and `final` only the rows of the other documents. A document's tokens without recorded states get
+zeros.
 
-Documents are read with plain reads, not through a memory map: as quick from the page cache, nothing is shared
-over a fork, what was read does not stay in the process's memory, and a file cut short is an error instead of
-a bus error. How states are computed is unknown here: see `collect.py`.
+Documents are read with plain reads, not through a memory map: as fast from the page cache, nothing is shared
+over a fork, what was read does not stay in the process's memory, and a truncated file is an exception instead
+of a bus error. `collect.py` computes the states.
 """
 
 import json
@@ -37,28 +38,28 @@ from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 1
-LINKED = " with links"  # of shards that earlier versions cannot read, and take for those of another store
+LINKED = " with links"  # in the key of shards with links, which earlier versions cannot read and so refuse
 MANIFEST = "manifest.json"
 _TYPES = {"I64": torch.int64, "I32": torch.int32, "BF16": torch.bfloat16, "F32": torch.float32}  # of headers
 
 
 @dataclass
 class Manifest:
-    """Records what a store was made from.
+    """Record of what a store was made from.
 
     Attributes:
-        target_name: folder or Hub id, for people; not compared.
-        target: what must agree with the target in use.
+        target_name: folder or Hub id, for display; not compared.
+        target: has to agree with the target in use.
         corpus: fingerprint of the split.
-        dtype: type the target computed in.
+        dtype: dtype that the target computed in.
         documents, tokens: size of the split.
         bounds: document boundaries of the shards: shard k holds documents bounds[k] … bounds[k + 1] - 1.
         format_version: of this layout of files.
         skipped: ids of documents without usable states (NaN); they are stored as empty ones.
-        complete: whether all shards are there.
-        stored: type of the stored states.
-        masks: fingerprint of the loss masks where states were recorded: those of tokens that no trained one
-            depends on are zeros. Empty where all were computed.
+        complete: whether all shards have been written.
+        stored: dtype of the stored states.
+        masks: fingerprint of the loss masks if states were recorded: states that no trained token needs may
+            be zeros. Empty if all were computed.
     """
 
     target_name: str
@@ -80,14 +81,14 @@ class Manifest:
 
     @property
     def key(self) -> str:
-        """Names a collection: the same for each process and each attempt at it."""
+        """Return a fingerprint of a collection, the same for each process and each attempt at it."""
         values = asdict(self)
         left_out = {"target_name", "skipped", "complete", "masks"}
         left_out |= {"stored"} if self.stored == "bfloat16" else set()
         return fingerprint([values[name] for name in values if name not in left_out])
 
     def difference(self, target: TargetInfo, corpus: str | None) -> str | None:
-        """The first thing in which a target or corpus differs from this one's, in words."""
+        """Return the first difference from a target or corpus, in words; None without any."""
         ours, theirs = asdict(self.target), asdict(target)
         for name, value in ours.items():
             if value != theirs[name]:
@@ -115,7 +116,7 @@ def read_manifest(folder: str | os.PathLike) -> Manifest:
     """Read a store's manifest.
 
     Raises:
-        UserError: there is none, or it is not one that this version understands.
+        UserError: there is none, or this version cannot read it.
     """
     path = Path(folder) / MANIFEST
     if not path.exists():
@@ -160,7 +161,7 @@ class StatesFile:
     tensors: dict[str, tuple[torch.dtype, list[int], int]]
 
     def read(self, name: str, first: int, last: int) -> torch.Tensor:
-        """Rows first … last - 1 of a tensor.
+        """Read rows first … last - 1 of a tensor.
 
         Raises:
             UserError: the file is gone or was cut short.
@@ -179,7 +180,7 @@ class StatesFile:
 
 @dataclass
 class Shard(StatesFile):
-    """A whole shard file.
+    """A complete shard file.
 
     Attributes:
         offsets: int64 [documents + 1], first token of each document.
@@ -209,8 +210,8 @@ def shard_path(folder: Path, index: int) -> Path:
 
 
 def open_shard(folder: Path, index: int, manifest: Manifest) -> Shard | None:
-    """A shard that is whole and belongs to the manifest; None for an absent, shortened or foreign one, or one
-    whose recorded files are."""
+    """Return a complete shard of the manifest; None for an absent, truncated or foreign one, or one whose
+    recorded files are absent or of other sizes."""
     path = shard_path(folder, index)
     if (found := _open(path)) is None:
         return None
@@ -232,7 +233,7 @@ def open_shard(folder: Path, index: int, manifest: Manifest) -> Shard | None:
 
 
 def _open(path: Path) -> tuple[StatesFile, dict[str, Any]] | None:
-    """Return a whole file and what is noted in it; None for an absent, shortened or foreign one."""
+    """Return a complete file and its metadata; None for an absent, truncated or foreign one."""
     try:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -268,7 +269,7 @@ class HiddenStateStore:
         path: its folder.
         manifest: what it was made from.
         lengths: int64 [documents], stored tokens of each document; 0 for skipped ones.
-        blocks: those whose outputs it gives, side by side; the number of blocks means the final state.
+        blocks: those whose outputs `tapped` has, side by side; the number of blocks means the final state.
     """
 
     def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]):
@@ -283,13 +284,13 @@ class HiddenStateStore:
     def open(
         cls, path: str | os.PathLike, target: TargetInfo, corpus: Dataset | None = None
     ) -> "HiddenStateStore":
-        """Opens the store of one split.
+        """Open the store of one split.
 
         Args:
             path: its folder.
-            target: the target in use with the tapped blocks that are wanted (`target_info`); a store may
-                hold more.
-            corpus: the split in use; without it the corpus is not compared.
+            target: the target in use, with the blocks to read as its tapped blocks (`target_info`); a store
+                may hold more.
+            corpus: the split in use; None: the corpus is not compared.
 
         Raises:
             UserError: no store, an unfinished or damaged one, or one made for another target or corpus.
@@ -321,7 +322,7 @@ class HiddenStateStore:
         return self.manifest.documents
 
     def __getitem__(self, index: int) -> Document:
-        """States of a document: t tokens are t * (K + 1) * H numbers, newly read."""
+        """Read the states of a document: t * (K + 1) * H numbers for t tokens, read again each time."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
         index %= len(self)
@@ -332,7 +333,7 @@ class HiddenStateStore:
         path, first, last = shard.place(within)
         file = self._file(path)
         final = file.read("final", first, last)  # [n, H]
-        later = (0, 0, 0, len(tokens) - len(final))  # zeros, where no states were recorded
+        later = (0, 0, 0, len(tokens) - len(final))  # zeros for tokens without recorded states
         return Document(tokens, pad(self._tapped(file, first, last, final), later), pad(final, later))
 
     def _file(self, path: Path) -> StatesFile:
@@ -343,7 +344,7 @@ class HiddenStateStore:
         return self._files[path]
 
     def _tapped(self, file: StatesFile, first: int, last: int, final: torch.Tensor) -> torch.Tensor:
-        """The wanted blocks' outputs [n, K*H]."""
+        """Return the outputs of `blocks`, [n, K*H]."""
         info = self.manifest.target
         if self.blocks == info.tapped_blocks:
             return file.read("tapped", first, last)

@@ -1,4 +1,4 @@
-"""Attention under a block mask: SDPA with an explicit mask on CPU, flex-attention on GPU."""
+"""Attention with a block mask: SDPA with an explicit mask on CPU, flex-attention on GPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ import torch.nn.functional as F
 
 from drafttrain.training.masks import BlockLayout
 
-STRETCH = 96  # queries; fewer, and the calls cost more than the attention they save
+STRETCH = 96  # queries per call; with fewer, calls cost more than they save in attention
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def block_attention(layout: BlockLayout, implementation: str = "auto") -> Attend:
-    """Return `attend(q [B, h, T, d], k, v [B, kv, 2T, d]) -> [B, h, T, d]` under the layout's mask; k and v
+    """Return `attend(q [B, h, T, d], k, v [B, kv, 2T, d]) -> [B, h, T, d]` with the layout's mask; k and v
     are [B, kv, T, d] without soft prompts.
 
     Args:
@@ -26,8 +26,8 @@ def block_attention(layout: BlockLayout, implementation: str = "auto") -> Attend
 
 
 def _sdpa(layout: BlockLayout) -> Attend:
-    """Return SDPA over stretches of queries, each with the keys that any of them sees: most of the full mask
-    is empty, and SDPA on a CPU computes what it masks."""
+    """Return SDPA over stretches of queries, each with only the keys that any of them sees: most of the full
+    mask is empty, and SDPA on a CPU computes masked scores too."""
     t = layout.block_start.shape[1]
     index, stretches = torch.arange(t, device=layout.block_start.device), []
     for row, (documents, blocks) in enumerate(zip(layout.document_start, layout.block_start)):
@@ -41,7 +41,7 @@ def _sdpa(layout: BlockLayout) -> Attend:
             seen_hidden = (index[hidden] >= document) & (index[hidden] < block)  # [queries, hidden keys]
             seen_tokens = (index[tokens] >= block) & (index[tokens] <= index[first:last, None])
             mask = torch.cat((seen_hidden, seen_tokens), -1)[None, None]
-            if layout.soft_prompts:  # tokens come after as many hidden states
+            if layout.soft_prompts:  # token keys follow t hidden-state keys
                 tokens = slice(t + tokens.start, t + tokens.stop)
             stretches.append(_Stretch(row, slice(first, last), hidden, tokens, mask))
     return lambda q, k, v: _Stretches.apply(q, k, v, stretches)
@@ -59,8 +59,8 @@ class _Stretch:
 
 
 class _Stretches(torch.autograd.Function):
-    """Attention of each stretch by itself. Autograd over the slices would add a gradient as large as all keys
-    for each of them, so the gradients are written in place here."""
+    """Attention of each stretch separately. Autograd over the slices would allocate a gradient of the size of
+    all keys for each of them, so gradients are written in place here."""
 
     @staticmethod
     def forward(ctx, q, k, v, stretches):

@@ -1,7 +1,7 @@
 """Keep the drafter of the best evaluation.
 
-Judged by accept_len and not by the loss: a drafter can come closer to the target on held-out text while fewer
-of its tokens are accepted.
+It is judged by accept_len, not by the loss: a drafter can come closer to the target on held-out text while
+fewer of its tokens are accepted.
 """
 
 import shutil
@@ -16,26 +16,26 @@ from drafttrain.drafters.model import DraftModel
 from drafttrain.utils.errors import brief
 from drafttrain.utils.folders import new_folder
 
-AS_GOOD = 0.99  # of the highest accept_len: a few prompts do not tell them apart, and the later one is taken
+AS_GOOD = 0.99  # of the highest accept_len: a few prompts cannot separate them, so the later one is taken
 
 STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
-COMPUTED = "computed.json"  # how a checkpoint's steps are computed
+COMPUTED = "computed.json"  # how a checkpoint's steps were computed
 
 
 class KeepBest(TrainerCallback):
-    """Keeps the drafter of the best evaluation in `folder/best-STEP`.
+    """Keep the drafter of the best evaluation in `folder/best-STEP`.
 
     Args:
-        warn: called with a line where the one of an earlier attempt is gone.
+        warn: called with one line if the best drafter of an earlier attempt is gone.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
         self.folder, self.warn = folder, warn
         self.lost: set[int] = set()  # steps whose drafters are gone
-        self.saved = -1  # step of the one that the last checkpoint knows
+        self.saved = -1  # step of the best drafter in the last checkpoint's log
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Compare with what an earlier attempt has left."""
+        """Find the best drafter that an earlier attempt has kept; warn if it is gone."""
         best = first = best_evaluation(state)
         while best is not None and not self._place(best["step"]).exists():
             self.lost.add(best["step"])
@@ -57,7 +57,7 @@ class KeepBest(TrainerCallback):
         self._forget_all_but(best["step"], self.saved)
 
     def on_save(self, args, state, control, **kwargs):
-        """Remove the drafter that was the best before: a resumed training now knows of the better one."""
+        """Remove the previous best drafter: a resumed training would find the better one in its log."""
         best = best_evaluation(state, self.lost)
         if best is not None and state.is_world_process_zero and self._place(best["step"]).exists():
             self.saved = best["step"]
@@ -68,7 +68,7 @@ class KeepBest(TrainerCallback):
             shutil.rmtree(other, ignore_errors=True)
 
     def restore(self, drafter: DraftModel, state: TrainerState) -> int:
-        """Load the best drafter's weights where a later one is at hand; return the step of the result."""
+        """Load the best drafter's weights unless it is the last one; return the step of the result."""
         best = best_evaluation(state, self.lost)
         if best is None or best["step"] == state.global_step:
             return state.global_step
@@ -86,10 +86,10 @@ class KeepBest(TrainerCallback):
 
 
 def best_evaluation(state: TrainerState, lost: Collection[int] = ()) -> dict[str, float] | None:
-    """Return the log's latest evaluation whose accept_len is as good as the highest; None without any.
+    """Return the log's latest evaluation with an accept_len within 1 % of the highest; None without any.
 
     Args:
-        lost: steps whose evaluations do not count.
+        lost: steps whose evaluations are ignored.
     """
     found = [one for one in state.log_history if one.get("eval_accept_len") and one["step"] not in lost]
     highest = max((one["eval_accept_len"] for one in found), default=0.0)

@@ -1,4 +1,4 @@
-"""Settings of the training stage."""
+"""Settings of stage train."""
 
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,7 +12,7 @@ NO_CHANGE = {"changes_output": False}
 
 @dataclass
 class TrainingConfig:
-    """How a drafter is trained (section `training` of a recipe).
+    """Training of a drafter (section `training` of a recipe).
 
     Attributes:
         optimizer: "adamw" (the paper's), or "muon" for the layers' matrices with AdamW for the rest, which
@@ -25,9 +25,9 @@ class TrainingConfig:
         rows_per_batch: packed rows in one forward pass of one process.
         row_length: tokens in a packed row; a batch holds at most rows_per_batch x row_length tokens.
         gradient_accumulation_steps: forward passes per optimizer step.
-        schedule: course of the rate after the warm-up, over steps or, with max_minutes, over time if that is
+        schedule: decay of the rate after the warm-up, by steps or, with max_minutes, by time if that is
             further.
-        final_lr_ratio: share of the peak rate that is left at the end (linear and cosine).
+        final_lr_ratio: rate at the end, as a share of the peak rate (linear and cosine).
         warmup_steps: optimizer steps over which the rate rises from 0.
         adam_betas: AdamW's decay rates of both moments.
         weight_decay: decoupled weight decay; with muon only of weights with two dimensions.
@@ -36,20 +36,20 @@ class TrainingConfig:
         loss: "kl", from the target's distribution to the drafter's (EDD, eq. 4); "ce", cross-entropy with
             the text's tokens; "acceptance", the negative log-probability that a sampled draft is accepted.
             EAGLE adds a tenth of it to smooth L1 on its states, MEDUSA sums it over heads.
-        argmax_share: of cross-entropy with the target's most probable token in the loss; for EDD. 0: all KL.
-        unreached_weight: weight of positions that greedy drafts do not reach, as one before them in their
-            block is not the target's most probable token; for EDD. 1 is the paper's.
-        failed_weight: weight of the one position of each block at which a greedy draft fails as the drafter
-            is then, so that each step learns most from its own mistakes; for EDD. 1 is the paper's.
+        argmax_share: share of cross-entropy with the target's top-1 token in the loss; for EDD. 0: none.
+        unreached_weight: weight of positions that greedy drafts do not reach, because an earlier draft of
+            the block is not the target's top-1 token; for EDD. 1 is the paper's.
+        failed_weight: weight of the first position of each block where the current top-1 token is not the
+            target's: the drafter learns most from its own mistakes; for EDD. 1 is the paper's.
         kl_chunk: positions whose logits exist at once; 256 stays in a CPU cache and was fastest there.
         eval_steps: optimizer steps between evaluations (held-out loss and real accept_len).
         eval_prompts: JSONL with the prompts on which accept_len is measured during training.
             null: prompts of the corpus's validation split.
         eval_prompt_limit: how many of them.
-        eval_new_tokens: tokens decoded per prompt; the first one is the prompt's, of no draft.
-        eval_draft_length: length of the chains drafted there.
-        select: the drafter that is taken: "accept_len", that of the evaluation with the highest one (of those
-            within 1 %, the last), or "last".
+        eval_new_tokens: tokens decoded per prompt; the first comes from the prompt, without a draft.
+        eval_draft_length: length of the drafted chains.
+        select: the drafter to keep: "accept_len", that of the evaluation with the highest accept_len (the
+            last within 1 % of it), or "last".
         logging_steps: optimizer steps between log lines.
         save_steps: optimizer steps between checkpoints.
         save_total_limit: checkpoints kept.
@@ -59,11 +59,11 @@ class TrainingConfig:
         report_to: "wandb" or "none".
         wandb_mode: "offline" needs no account; "online" uploads.
         init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).
-            Its shape and draft vocabulary hold, not those of the section drafter, which must name no other
-            kind, kv_heads or intermediate_size; `drafter.anchor: true` gives an anchor to EDD that has none,
-            and `drafter.layers` more layers to EDD that has fewer.
-        init_draft_vocab_size: size of the draft vocabulary: to that of `init_from` the corpus's most frequent
-            other tokens are added, or its own least frequent ones are dropped. null: unchanged.
+            Its shape and draft vocabulary are kept, not those of section drafter, which must not name another
+            kind, kv_heads or intermediate_size; `drafter.anchor: true` adds an anchor to EDD without one, and
+            `drafter.layers` adds layers to EDD with fewer.
+        init_draft_vocab_size: new size of the draft vocabulary of `init_from`: the corpus's most frequent
+            other tokens are added, or its own least frequent ones dropped. null: unchanged.
         deepspeed: path of a DeepSpeed JSON file; launch with `deepspeed scripts/train_drafter.py …`.
     """
 
@@ -106,7 +106,7 @@ class TrainingConfig:
 
     @property
     def has_emphasis(self) -> bool:
-        """Return whether the loss weighs anything in a way that the papers do not have."""
+        """Return whether the loss has weights that the papers do not have."""
         return self.argmax_share > 0 or self.unreached_weight < 1 or self.failed_weight > 1
 
     def check(self) -> None:
@@ -132,6 +132,6 @@ class TrainingConfig:
                 f"{self.init_draft_vocab_size}; a new drafter has drafter.draft_vocab_size"
             )
         if self.deepspeed:
-            from drafttrain.training.deepspeed_file import check_deepspeed  # for launches with one
+            from drafttrain.training.deepspeed_file import check_deepspeed  # only for launches with one
 
             check_deepspeed(self)

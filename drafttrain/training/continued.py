@@ -1,4 +1,4 @@
-"""A training that starts from a trained drafter (`training.init_from`)."""
+"""Load and adapt the trained drafter that a training starts from (`training.init_from`)."""
 
 from collections.abc import Sequence
 
@@ -18,13 +18,13 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.config import TrainingConfig
 from drafttrain.training.start import check_continued
 
-DAMPING = 1e-3  # of the least squares, in units of the mean of its products' diagonal
+DAMPING = 1e-3  # of the least squares, relative to the mean diagonal of its products
 
 
 def continued_drafter(
     config: TrainingConfig, drafter_config: DrafterConfig, target: FrozenTarget, corpus: Dataset
 ) -> DraftModel:
-    """Load the drafter to start from, in fp32, with the anchor, the layers and the vocabulary that are asked
+    """Load the drafter to start from, in fp32, and add the anchor, layers and vocabulary that the recipe asks
     for.
 
     Raises:
@@ -36,7 +36,7 @@ def continued_drafter(
         drafter = add_anchor(drafter).attach(target)
     if drafter_config.layers > drafter.config.layers:
         drafter = add_layers(drafter, drafter_config.layers).attach(target)
-    drafter.config.target = identity(target)  # what it learns from now on
+    drafter.config.target = identity(target)  # the one that it learns from now
     drafter.config.head_dtype = drafter_config.head_dtype
     drafter.config.layers_dtype = drafter_config.layers_dtype
     if config.init_draft_vocab_size is not None:
@@ -49,8 +49,8 @@ def continued_drafter(
 def set_vocabulary(drafter: LayeredDrafter, target: FrozenTarget, draft_ids: torch.Tensor) -> None:
     """Make `draft_ids` [D], ascending, the draft vocabulary; tokens that stay keep their rows of the head.
 
-    New tokens get the target's rows, moved by the linear map that fits best how training has moved the
-    others (least squares). Next to a head that was trained for long, the target's own rows have too large
+    New tokens get the target's rows, changed by the linear map that best fits how training changed the others
+    (least squares). Next to a head that was trained for long, the target's unchanged rows give too large
     logits (docs/experiments/training.md, Draft vocabulary).
     """
     old = drafter.draft_to_target.cpu()  # [D']
@@ -58,7 +58,7 @@ def set_vocabulary(drafter: LayeredDrafter, target: FrozenTarget, draft_ids: tor
         head = target.lm_head.weight.float().cpu()  # [V, H]
         trained = drafter.lm_head.weight.float().cpu()  # [D', H]
         products = head[old].T @ head[old]  # [H, H]
-        # damped: with few tokens the map would fit what is not linear in how training moved them
+        # damped: with few tokens the map would overfit
         products.diagonal().add_(DAMPING * products.diagonal().mean())
         change = torch.linalg.solve(products, head[old].T @ (trained - head[old]))  # [H, H]
         rows = head[draft_ids] + head[draft_ids] @ change  # [D, H]
@@ -71,11 +71,12 @@ def set_vocabulary(drafter: LayeredDrafter, target: FrozenTarget, draft_ids: tor
 
 
 def add_anchor(drafter: EddModel) -> EddModel:
-    """Return an EDD drafter with an anchor that counts for nothing yet.
+    """Return an EDD drafter with an anchor that has no effect yet.
 
-    What it drafts hardly changes: embeddings are normed as those of an anchored drafter are, from their
-    median size, from which SmolLM2's are some 10 % away, and what the layers add to them grows with them.
-    (Left at SmolLM2's size of 0.2, the anchor's first steps are too large: the loss rises by a third.)
+    Its drafts hardly change: an anchored drafter normalizes embeddings, so the layers' outputs are scaled by
+    the same factor, taken from the median RMS of the embeddings (SmolLM2's are some 10 % off the median).
+    (With embeddings left at SmolLM2's RMS of 0.2, the anchor's first steps are too large: the loss rises by a
+    third.)
     """
     model = EddModel(EddConfig.from_dict(drafter.config.to_dict() | {"anchor": True}))
     model.load_state_dict(drafter.state_dict(), strict=False)
@@ -90,7 +91,7 @@ def add_anchor(drafter: EddModel) -> EddModel:
 
 
 def add_layers(drafter: EddModel, layers: int) -> EddModel:
-    """Return an EDD drafter with `layers` layers that drafts as before: the new ones are copies of its last
+    """Return an EDD drafter with `layers` layers that drafts as before: the new ones are copies of the last
     one that add nothing to their input yet."""
     model = EddModel(EddConfig.from_dict(drafter.config.to_dict() | {"layers": layers}))
     model.load_state_dict(drafter.state_dict(), strict=False)
@@ -108,8 +109,8 @@ def resized_vocabulary(counts: np.ndarray, size: int, known: Sequence[int], alwa
     """Return `known` with the most frequent other tokens added, or without its least frequent ones.
 
     Args:
-        counts, size: as `draft_vocabulary`.
-        known: target ids of the present vocabulary.
+        counts, size: as for `draft_vocabulary`.
+        known: target ids of the current vocabulary.
         always: tokens that a smaller vocabulary keeps (the stop tokens).
 
     Returns:

@@ -1,4 +1,4 @@
-"""The DeepSpeed file of a training: what it must agree on with the recipe."""
+"""Check that a training's DeepSpeed file agrees with the recipe."""
 
 import json
 from typing import TYPE_CHECKING
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def check_deepspeed(config: "TrainingConfig") -> None:
-    """Validate `training.deepspeed`, the file that it names, and what it excludes.
+    """Validate the file that `training.deepspeed` names, and the settings that DeepSpeed excludes.
 
     Raises:
-        UserError: muon, which ZeRO excludes; no such file; ZeRO's stage 3, or an optimizer, a schedule or
-            values of its own for what the recipe sets.
+        UserError: muon, which ZeRO excludes; no such file; ZeRO stage 3; an optimizer or a scheduler, or
+            values that contradict the recipe.
     """
     if config.optimizer == "muon":
         raise UserError(

@@ -1,9 +1,9 @@
-"""Weigh what greedy drafts are judged by: the target's most probable token, positions that a chain of drafts
-reaches, and the one where it fails.
+"""Weigh the loss by what decides greedy acceptance: the target's most probable token, the positions that a
+chain of drafts reaches, and the one where it fails.
 
-A draft counts only if all before it in its block were accepted, and a greedy one is accepted if it is the
-target's most probable token. Tokens are those of the draft vocabulary, and a text that was sampled may go on
-with another one, so both are approximate. Ours; the EDD paper's loss is the plain KL.
+A draft counts only if all before it in its block were accepted, and a greedy draft is accepted if it is the
+target's most probable token. Both are approximate: tokens are those of the draft vocabulary, and sampled text
+may continue with another token. Ours; the EDD paper's loss is the plain KL.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from drafttrain.utils.errors import UserError
 
 @dataclass
 class Emphasis:
-    """Changes the loss of the N positions of a batch, which are seen in order, a chunk after the other.
+    """Change to the loss of the N positions of a batch, called chunk by chunk in order.
 
     Attributes:
         argmax_share: share of the cross-entropy with the target's most probable token in the loss.
-        unreached_weight: of positions after one of their block where the most probable tokens differ.
-        failed_weight: of that one, the first of its block.
-        first: index among the N positions of the first one of each one's block, int64 [N].
+        unreached_weight: of positions after the first one of their block where the top-1 tokens differ.
+        failed_weight: of that first one.
+        first: for each position, the index (of N) of the first position of its block, int64 [N].
     """
 
     argmax_share: float
@@ -36,12 +36,12 @@ class Emphasis:
     def __call__(
         self, start: int, p: torch.Tensor, best: torch.Tensor, right: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the wanted distributions [c, D] and weights [c, 1] of a chunk that begins at `start`.
+        """Return the distributions to learn [c, D] and weights [c, 1] of a chunk that begins at `start`.
 
         Args:
             p: the target's distributions [c, D].
             best: their most probable tokens [c].
-            right: whether these are the drafter's as well, bool [c].
+            right: whether they are the drafter's as well, bool [c].
         """
         wanted = p
         if self.argmax_share:
@@ -51,7 +51,7 @@ class Emphasis:
         if start == 0:
             self._last_wrong = index.new_tensor(-1)
         wrong = torch.where(right, -1, index)  # [c]
-        before = torch.cat([self._last_wrong[None], wrong]).cummax(0).values  # [1 + c] of all up to each one
+        before = torch.cat([self._last_wrong[None], wrong]).cummax(0).values  # [1 + c] last wrong one so far
         self._last_wrong = before[-1]
         is_reached = before[:-1] < self.first[start : start + len(p)]
         reached = torch.where(right, 1.0, self.failed_weight)
@@ -59,7 +59,7 @@ class Emphasis:
 
 
 def first_of_blocks(wanted: torch.Tensor, block_start: torch.Tensor) -> torch.Tensor:
-    """Return the index of the first wanted position of each one's block among all that are wanted, int64 [N].
+    """Return for each wanted position the index (of N) of the first one of its block, int64 [N].
 
     Args:
         wanted: bool [B, T].
@@ -69,18 +69,18 @@ def first_of_blocks(wanted: torch.Tensor, block_start: torch.Tensor) -> torch.Te
     return before.gather(1, block_start)[wanted]
 
 
-# Takes which positions are trained, bool [B, T], and their blocks.
+# takes which positions are trained, bool [B, T], and their blocks
 Emphasizing = Callable[[torch.Tensor, BlockLayout], Emphasis]
 
 
 def emphasis_of(config: TrainingConfig, has_blocks: bool) -> Emphasizing:
-    """Return what makes the emphasis of each batch.
+    """Return the function that creates the emphasis of each batch.
 
     Args:
         has_blocks: whether the drafter is trained on blocks of tokens.
 
     Raises:
-        UserError: it is not, or on the text's tokens.
+        UserError: it is not, or the loss is "ce".
     """
     weights = config.argmax_share, config.unreached_weight, config.failed_weight
     if not has_blocks or config.loss == "ce":

@@ -1,4 +1,4 @@
-"""Take up a training that was interrupted after its last step: the Trainer would make one more."""
+"""Resume a training that was interrupted after its last step: the Trainer would make one more."""
 
 from pathlib import Path
 

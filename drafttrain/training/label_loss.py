@@ -1,4 +1,4 @@
-"""Train on a text's tokens in place of the target's distributions (an ablation of the EDD paper, Table 3)."""
+"""Train on a text's tokens instead of the target's distributions (an ablation of the EDD paper, Table 3)."""
 
 import torch
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from drafttrain.training.emphasis import Emphasis
 
 
-# Takes the target's probabilities and the log of the drafter's, fp32 [c, D]; returns the loss of each
-# position [c, 1] and its gradient with respect to the drafter's logits [c, D].
+# takes the target's probabilities and the log of the drafter's, fp32 [c, D]; returns the loss of each
+# position [c, 1] and its gradient with respect to the drafter's logits [c, D]
 Divergence = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -90,7 +90,7 @@ def head_kl(
         chunk: positions per pass.
         dtype: of the drafter's matrix products; None for that of its states.
         emphasis: changes the distributions and weights positions; None: neither.
-        divergence: summed in place of D_KL.
+        divergence: summed instead of D_KL.
 
     Returns:
         the summed loss and the number of positions where the two most likely tokens agree, both fp32 [].

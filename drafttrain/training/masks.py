@@ -1,6 +1,6 @@
 """Random blocks and the dual-block attention mask of EDD (paper §3.1, Figure 3a, eq. 3).
 
-A block plays one drafting step: its first token is the root, whose hidden state the target has not computed
+A block imitates a drafting step: its first token is the root, whose hidden state the target has not computed
 yet. Token q of a block sees the hidden states of positions *before* the block's start (the paper's h up to jL
 would leak the root's own state) and the tokens of its block up to itself. Nothing crosses a document in a
 packed row.
@@ -17,7 +17,7 @@ class BlockLayout:
     """Row indices at which each token's document and block begin, int64 [B, T].
 
     Attributes:
-        soft_prompts: whether keys are hidden states 0..T-1 and then tokens; else they are tokens alone.
+        soft_prompts: whether keys are hidden states 0..T-1 and then tokens 0..T-1; else only tokens.
     """
 
     document_start: torch.Tensor
@@ -25,8 +25,8 @@ class BlockLayout:
     soft_prompts: bool = True
 
     def mask_mod(self) -> Callable[..., torch.Tensor]:
-        """Return flex-attention's mask function of batch, head, query and key index. Keys are hidden states
-        0..T-1 and then tokens 0..T-1 of a row."""
+        """Return flex-attention's mask function of batch, head, query and key index (see `soft_prompts` for
+        the keys)."""
         document_start, block_start = self.document_start, self.block_start
         t = block_start.shape[1]
 
@@ -49,7 +49,7 @@ def whole_documents(document_start: torch.Tensor, first_token: bool) -> BlockLay
     """Return the layout of causal attention: each document of packed rows [B, T] is a block, no soft prompts.
 
     Args:
-        first_token: whether tokens see the first one of their document; it sees itself in any case.
+        first_token: whether tokens see the first token of their document; it always sees itself.
     """
     index = torch.arange(document_start.shape[1], device=document_start.device)
     start = document_start if first_token else torch.minimum(document_start + 1, index)
@@ -65,7 +65,7 @@ def random_blocks(
 
     Args:
         document_start: row index at which each token's document begins [B, T].
-        low, high: shortest and longest block, in inputs: a block of 10 trains the root and 9 drafts.
+        low, high: shortest and longest block, root included: a block of 10 has 9 drafts.
         generator: on the CPU.
     """
     batch, t = document_start.shape

@@ -3,7 +3,7 @@
 Muon (Jordan et al. 2024) orthogonalizes the momentum of a weight matrix, so that all its directions are
 learned at one rate. Its step is scaled to the root mean square of AdamW's (Liu et al. 2025, "Muon is Scalable
 for LLM Training", §2.2), so both share one learning rate. Embeddings, LM head and norms do not map hidden
-states to hidden states and stay with AdamW.
+states to hidden states, so AdamW trains them.
 """
 
 from typing import Any
@@ -18,8 +18,8 @@ def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
     """Bring the singular values of a matrix [m, n] near 1 by Newton-Schulz steps, in its own dtype.
 
     A step X <- (A + B·S + C·S²) X with S = X Xᵀ multiplies X by a polynomial of S, and S by its square. So
-    where the matrix is long, all steps are made with the small S alone, and their product meets X once. S
-    has the squares of the singular values, for which fp32 is enough and bf16 is not.
+    for a long matrix all steps are computed with the small S alone, and X is multiplied once, by their
+    product. S has the squares of the singular values, for which fp32 is enough and bf16 is not.
     """
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = x / x.norm().clamp(min=1e-7)  # [k, l], k <= l
@@ -40,9 +40,9 @@ def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class Fp32Muon(torch.optim.Muon):
-    """`torch.optim.Muon` whose products are in fp32, for machines on which those are the fast ones.
+    """`torch.optim.Muon` with products in fp32, for machines on which these are faster.
 
-    torch makes them in bf16, which on a CPU may take twice (AVX-512 without AMX) or 90 times (AVX2) as long.
+    torch uses bf16, which on a CPU may take twice (AVX-512 without AMX) or 90 times (AVX2) as long.
     """
 
     @torch.no_grad()
@@ -89,12 +89,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if matrices:
             muon = torch.optim.Muon if bf16 else Fp32Muon
             self.parts.append(muon(matrices, lr, weight_decay, adjust_lr_fn="match_rms_adamw"))
-        if groups:  # adapters alone have none
+        if groups:  # none if only adapters are trained
             self.parts.append(torch.optim.AdamW(groups, lr, betas, fused=True))
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
     def step(self, closure: None = None) -> None:
-        """Take a step of both; they share their groups with this optimizer, so schedulers reach them."""
+        """Take a step of both; they share their groups with this optimizer, so schedulers affect them."""
         for part in self.parts:
             part.step()
 

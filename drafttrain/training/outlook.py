@@ -1,4 +1,4 @@
-"""Warnings of trainings that will not come to a useful drafter, by those that were measured.
+"""Warn of trainings that are unlikely to give a useful drafter, judged by measured ones.
 
 accept_len was 1.4 to 1.6 after 200 steps of 2,048 tokens at rates of 1e-3 to 4e-3; the paper's rate of 1e-4
 is for 70 M tokens (docs/experiments/training.md).
@@ -7,7 +7,7 @@ is for 70 M tokens (docs/experiments/training.md).
 from drafttrain.training.config import TrainingConfig
 
 FEW_STEPS = 100
-LOW_RATE, FEW_TOKENS = 5e-4, 10e6  # rates below this need more tokens than that
+LOW_RATE, FEW_TOKENS = 5e-4, 10e6  # lower rates need more tokens
 OUTSIDE = 0.1  # share of the target's probability outside the draft vocabulary
 
 

@@ -1,4 +1,4 @@
-"""Documents packed into rows of one length, so that a step wastes little computation on padding.
+"""Pack documents into rows of one length, so that a step wastes little computation on padding.
 
 The plan depends only on the documents' lengths and a seed, so online and offline training see the same rows,
 and so does a resumed run.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def document_lengths(corpus: datasets.Dataset) -> list[int]:
-    """Return the tokens of each document of a corpus split."""
+    """Return the number of tokens of each document of a corpus split."""
     lengths: list[int] = []
     for batch in corpus.select_columns("input_ids").with_format("arrow").iter(batch_size=4096):
         lengths += batch["input_ids"].combine_chunks().value_lengths().to_pylist()
@@ -59,13 +59,13 @@ class PackedRows(Dataset):
     """Rows of packed documents as tensors.
 
     An item holds `input_ids`, `loss_mask`, `document_start`, `positions` (all int64 [T]), `n_tokens`
-    (int64 []) and, from a store, `tapped` [T, K·H] and `final` [T, H]. `loss_mask[t]` counts input t: 1 where
+    (int64 []) and, from a store, `tapped` [T, K·H] and `final` [T, H]. `loss_mask[t]` is for input t: 1 where
     the *next* token of the same document is trained. Padding at a row's end belongs to documents of one token
     each and is never trained.
 
     Attributes:
         rows: documents of each row.
-        tokens: in all of them, padding left out.
+        tokens: in all of them, without padding.
     """
 
     def __init__(

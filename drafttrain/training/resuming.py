@@ -1,4 +1,4 @@
-"""Find the checkpoint from which an interrupted training goes on."""
+"""Find the checkpoint from which an interrupted training continues."""
 
 import os
 import zipfile
@@ -15,7 +15,7 @@ from drafttrain.utils.provenance import content_hashes
 
 def last_whole_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint; half-written and damaged ones are skipped. (The Trainer's own
-    search takes the highest number.)
+    search only takes the highest number.)
     """
     found = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
     numbered = {path: int(number) for path, number in found.items() if number.isdecimal()}
@@ -36,7 +36,7 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
 
 
 def check_same_launch(config: TrainingConfig, checkpoint: Path) -> None:
-    """Require the checkpoint's kind of optimizer and number of processes: others count steps otherwise.
+    """Validate that DeepSpeed and the number of processes are the checkpoint's: steps depend on them.
 
     Raises:
         UserError: the checkpoint was written under DeepSpeed and this run is not, or the other way round; or

@@ -1,4 +1,4 @@
-"""Speed of training steps."""
+"""Measure the speed of training steps."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ def train_some(
     seed: int,
     folder: Path,
 ) -> float:
-    """Return the tokens per second of some optimizer steps, from the training log."""
+    """Train for `steps` optimizer steps; return their tokens per second, from the training log."""
     config = replace(
         settle_bf16(config, target),
         max_steps=steps + 1,
@@ -50,5 +50,5 @@ def train_some(
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
-    timed = logged[1:]  # the first step pays for setting everything up
+    timed = logged[1:]  # the first step includes setup
     return sum(e["tokens"] for e in timed) / sum(e["tokens"] / e["tokens_per_second"] for e in timed)

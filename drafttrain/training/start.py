@@ -1,4 +1,4 @@
-"""Check what a training starts from (`training.init_from`)."""
+"""Check the drafter that a training starts from (`training.init_from`)."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from drafttrain.utils.errors import UserError
 
 
 def check_continued(config: TrainingConfig, stored: dict[str, Any], drafter_config: DrafterConfig) -> None:
-    """Require that nothing asks for another kind or shape than that of the drafter to start from.
+    """Validate that the recipe asks for the kind and shape of the drafter to start from.
 
     Args:
         stored: the `config.json` of that drafter.
 
     Raises:
-        UserError: it does.
+        UserError: it asks for another.
     """
     kind = kind_of(stored)
     if kind != drafter_config.kind or drafter_config.lora_rank is not None:

@@ -1,4 +1,4 @@
-"""A run whose drafter is trained already."""
+"""Use a trained drafter without training (`training.max_steps: 0`)."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ def take_drafter(init_from: str | os.PathLike, out: str | os.PathLike) -> Path:
     calibrations beside it.
 
     Raises:
-        UserError: there is none, or one without weights.
+        UserError: there is none, or its weights are missing.
     """
     read_config(init_from)
     with new_folder(Path(out) / "drafter") as folder:

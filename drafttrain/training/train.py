@@ -1,4 +1,4 @@
-"""The training stage: corpus (or stored hidden states) in, trained drafter out."""
+"""Stage train: from a corpus, and stored hidden states if there are any, to a trained drafter."""
 
 import math
 import os
@@ -46,7 +46,7 @@ ABSOLUTE_FOLDER = re.compile(r"(?<![\w.:/-])~?/(?:[\w.-]+/)*(?=[\w.-])")
 
 
 class Clock(TrainerCallback):
-    """Stops training after `max_minutes`, time before a resume included.
+    """Stop training after `max_minutes`, time before a resume included.
 
     All ranks use the first one's clock: they must stop at the same step, with the same learning rate.
     """
@@ -61,7 +61,7 @@ class Clock(TrainerCallback):
         return min(self.seconds / self.limit, 1.0)
 
     def on_train_begin(self, args, state, control, **kwargs):
-        state.compute_steps(args, state.max_steps)  # a resumed state has those of its checkpoint
+        state.compute_steps(args, state.max_steps)  # a resumed state has its checkpoint's
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -81,7 +81,7 @@ class Clock(TrainerCallback):
 
 
 class SealCheckpoint(TrainerCallback):
-    """Records in each checkpoint how its steps are computed, and its hashes where one process writes it."""
+    """Record in each checkpoint how its steps were computed, and its hashes if one process writes it."""
 
     def on_save(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
@@ -91,7 +91,7 @@ class SealCheckpoint(TrainerCallback):
 
 
 class WarnOfVocabulary(TrainerCallback):
-    """Warns after the first evaluation where the draft vocabulary lacks much of what the target generates."""
+    """Warn after the first evaluation if the draft vocabulary lacks much of the target's probability."""
 
     def __init__(self, console: Console):
         self.console, self.is_done = console, False
@@ -104,10 +104,10 @@ class WarnOfVocabulary(TrainerCallback):
 
 
 class ShowSteps(TrainerCallback):
-    """Advances the progress line, by steps or by the clock, whichever ends the training first."""
+    """Advance the progress line by steps or by the clock, whichever ends the training first."""
 
     def __init__(self, clock: Clock, first: int, max_steps: int, advance: Callable[..., None]):
-        """Args: first: the step that this attempt starts from."""
+        """Show the progress of an attempt that starts from step `first`."""
         self.clock, self.max_steps, self.advance = clock, max_steps, advance
         self.before = max(first / max_steps, clock.progress())
 
@@ -117,7 +117,7 @@ class ShowSteps(TrainerCallback):
 
 
 def rate_schedule(config: TrainingConfig, max_steps: int, progress_of_time: Callable[[], float]):
-    """Return a function from optimizer steps done to the factor on the peak learning rate."""
+    """Return a function from the number of optimizer steps done to the factor on the peak learning rate."""
 
     def factor(step: int) -> float:
         if step < config.warmup_steps:
@@ -141,15 +141,16 @@ def train(
     target_device: str = "auto",
     command: str | None = None,
 ) -> Path:
-    """Train a drafter, write it to `out/drafter`, which is returned, and its log to `out/training_log.json`.
+    """Train a drafter; write it to `out/drafter`, which is returned, and its log to `out/training_log.json`.
 
-    An interrupted run continues from the last whole checkpoint in `out/checkpoints`; the best one stays, too.
+    An interrupted run continues from the last complete checkpoint in `out/checkpoints`, which also keeps the
+    best drafter.
 
     Args:
-        target_model: as `load_target` takes it.
+        target_model: as for `load_target`.
         corpus: folder that `build_corpus` wrote.
-        hidden_states: folder of stored states of that corpus; without it the target runs inside each step.
-        target_dtype, target_device: as `load_target`.
+        hidden_states: folder of stored states of that corpus; None: the target runs inside each step.
+        target_dtype, target_device: as for `load_target`.
         command: the command line, for the drafter's record of its training.
 
     Raises:
@@ -178,7 +179,7 @@ def train(
     clock = Clock(config.max_minutes, before)
     emphasis = None
     if config.has_emphasis:
-        from drafttrain.training.emphasis import emphasis_of  # which the papers do not have
+        from drafttrain.training.emphasis import emphasis_of  # not in the papers
 
         emphasis = emphasis_of(config, drafter.soft_prompts)
     arguments = training_arguments(config, out / "checkpoints", target.device)
@@ -198,7 +199,7 @@ def train(
         model=drafter,
         args=arguments,
         train_dataset=rows,
-        eval_dataset=rows,  # the Trainer wants one; `evaluate` reads its own validation data
+        eval_dataset=rows,  # the Trainer requires one; `evaluate` reads its own validation data
         optimizers=(new_optimizer(config, drafter), None),
         callbacks=[clock, SealCheckpoint(), TrimHeap(), WarnOfVocabulary(console), keeper],
         target=target,
@@ -211,7 +212,7 @@ def train(
         evaluate_drafter=validation,
     )
     if resume and (read_json(resume / STATE)["global_step"] >= max_steps or clock.progress() == 1):
-        from drafttrain.training.ended import take_up  # interrupted after its last step
+        from drafttrain.training.ended import take_up  # it was interrupted after its last step
 
         take_up(trainer, keeper, resume)
     else:
@@ -231,7 +232,7 @@ def train(
 
 
 def _write(out: Path, config, trainer, keeper, rows, made_from, command) -> None:
-    """Write the log and the drafter that was chosen."""
+    """Write the log and the chosen drafter."""
     drafter, last = trainer.model, trainer.state.global_step
     chosen = last if config.select == "last" else keeper.restore(drafter, trainer.state)
     drafter.config.training = training_summary(config, trainer, rows, made_from, command, chosen)
@@ -250,7 +251,7 @@ def start_drafter(
     Weights are fp32; the frozen target's embeddings are converted once.
     """
     if config.init_from:
-        from drafttrain.training.continued import continued_drafter  # which few trainings need
+        from drafttrain.training.continued import continued_drafter  # few trainings need it
 
         return continued_drafter(config, drafter_config, target, corpus).train()
     counts = count_trained_tokens(corpus, target.vocab_size)
@@ -261,13 +262,13 @@ def start_drafter(
 
 
 def outside_share(drafter: DraftModel, split: Dataset) -> float:
-    """Share of a split's trained tokens that the drafter cannot draft."""
+    """Return the share of a split's trained tokens that the drafter cannot draft."""
     counts = count_trained_tokens(split, drafter.config.target_vocab_size)  # [V]
     return 1 - float(counts[drafter.draft_to_target.numpy(force=True)].sum()) / max(int(counts.sum()), 1)
 
 
 def warn(console: Console, lines: list[str]) -> None:
-    """Print warnings, which may name paths."""
+    """Print warnings without markup, because they may name paths."""
     for line in lines:
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
@@ -282,17 +283,17 @@ def new_optimizer(config: TrainingConfig, drafter: DraftModel) -> torch.optim.Op
 
 
 def open_store(folder, name: str, target: FrozenTarget, split: Dataset) -> "HiddenStateStore | None":
-    """Open the stored states of a corpus split, checked against target and corpus; None for online."""
+    """Open the stored states of a corpus split and check them against target and corpus; None if online."""
     if folder is None:
         return None
-    from drafttrain.hidden_states.store import HiddenStateStore  # for offline training
+    from drafttrain.hidden_states.store import HiddenStateStore  # only for offline training
 
     return HiddenStateStore.open(Path(folder) / name, target_info(target), split)
 
 
 def planned_steps(config: TrainingConfig, n_rows: int, world_size: int) -> int:
     """Return the optimizer steps in all epochs, as the Trainer counts them."""
-    batches = math.ceil(n_rows / (config.rows_per_batch * world_size))  # of each process, in an epoch
+    batches = math.ceil(n_rows / (config.rows_per_batch * world_size))  # per process and epoch
     return math.ceil(math.ceil(batches / config.gradient_accumulation_steps) * config.epochs)
 
 
@@ -337,7 +338,7 @@ def training_arguments(
 
 
 def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path | None, float]:
-    """Return the checkpoint from which training goes on, and its seconds; None and 0 at the beginning."""
+    """Return the checkpoint from which training continues, and its seconds; None and 0 without one."""
     if not any(folder.glob("checkpoint-*")):
         return None, 0.0
     from drafttrain.training.resuming import check_same_launch, elapsed, last_whole_checkpoint
@@ -351,7 +352,7 @@ def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path | None, floa
 def settle_bf16(
     config: TrainingConfig, target: FrozenTarget, checkpoint: Path | None = None
 ) -> TrainingConfig:
-    """Return the settings with `bf16: auto` resolved: as the checkpoint was trained, or the fastest.
+    """Return the settings with `bf16: auto` resolved to the checkpoint's value, or to the fastest.
 
     Raises:
         UserError: the checkpoint was trained in bf16 and the settings ask for fp32, or the other way round.
@@ -387,13 +388,13 @@ def training_summary(
     command: str | None,
     chosen: int,
 ) -> dict[str, Any]:
-    """Return the record of a training in the drafter's config; `seconds` excludes evaluations. It will be
-    published, so it holds only the last names of paths.
+    """Return the record of a training for the drafter's config; `seconds` excludes evaluations. It is
+    published, so it has only the last component of paths.
 
     Args:
         made_from: the corpus's `corpus.json`.
         command: the command line.
-        chosen: the step of the drafter that is taken, whose evaluation is `final`.
+        chosen: step of the chosen drafter, whose evaluation is `final`.
     """
     history = trainer.state.log_history
     steps = [entry for entry in history if entry.get("tokens_per_second")]

@@ -1,10 +1,9 @@
 """The transformers `Trainer` with a frozen target beside the model, so that checkpoints, resume, gradient
 accumulation, bf16, DeepSpeed and wandb come from the library.
 
-Ours are the loss; block masks and EAGLE's noise keyed by (seed, step, row of the step), so that a resumed run
-draws what the interrupted one would have drawn, and a step draws the same for any split over ranks and
-accumulation (only a small LM's dropout comes from the process's random state); and an evaluation that
-decodes.
+Added are the loss; block masks and EAGLE's noise seeded by (seed, step, row of the step), so that a resumed
+run draws what the interrupted one would have drawn, and a step draws the same for any split over ranks and
+accumulation (only a small LM's dropout uses the process's random state); and an evaluation that decodes.
 """
 
 import time
@@ -28,7 +27,7 @@ from drafttrain.utils.errors import UserError
 if TYPE_CHECKING:
     from drafttrain.training.emphasis import Emphasizing
 
-BROKEN_BATCHES = 3  # in a row without a finite state, and training stops
+BROKEN_BATCHES = 3  # in a row without a finite state, after which training stops
 
 
 @dataclass
@@ -37,9 +36,9 @@ class DraftLoss:
 
     Attributes:
         total: the loss.
-        kl: forward KL (or what `loss` names) of the first prediction, the next draft token.
-        agree: its positions where both argmaxes agree.
-        positions: of these two; of the text's tokens, those that can be drafted.
+        kl: forward KL (or the loss that `loss` names) of the first prediction, the next draft token.
+        agree: number of its positions where the argmaxes agree.
+        positions: number of its positions; with loss "ce", those whose token can be drafted.
     """
 
     total: torch.Tensor
@@ -68,8 +67,8 @@ def draft_loss(
         layout: the blocks of this step, for drafters with soft prompts.
         chunk: positions whose logits exist at once.
         bf16: compute the drafter in bf16 (autocast); the target keeps its own dtype.
-        loss: as `training.loss`; of "ce", the text's tokens outside the draft vocabulary are left out.
-        emphasis: of trained positions and blocks; None: none.
+        loss: `training.loss`; "ce" leaves out the text's tokens outside the draft vocabulary.
+        emphasis: creates the emphasis of trained positions and blocks; None: no emphasis.
     """
     wanted = batch["loss_mask"].bool()  # [B, T]
     if drafter.soft_prompts:
@@ -115,7 +114,7 @@ def draft_loss(
 
 def with_states(target: FrozenTarget, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the batch with `tapped` [B, T, K·H] and `final` [B, T, H]: stored ones, or from a forward of the
-    target. Tokens whose states are NaN or infinite are not trained; stored states have none.
+    target. Tokens whose states are NaN or infinite are not trained; stored states are finite.
     """
     if "tapped" in batch:
         return batch
@@ -137,15 +136,15 @@ def mean_loss(history: list[dict[str, float]]) -> float:
 
 
 class DraftTrainer(Trainer):
-    """Trains a drafter against a frozen target that stays outside the trained module.
+    """Trainer of a drafter, with a frozen target that stays outside the trained module.
 
     Args:
         target: the frozen target.
         block_length: shortest and longest block.
         kl_chunk: positions whose logits exist at once.
         mask_seed: seed of the block masks and of EAGLE's noise.
-        rate: factor on the learning rate for a number of optimizer steps done.
-        loss, emphasis: as `draft_loss` takes them.
+        rate: maps the number of optimizer steps done to a factor on the learning rate.
+        loss, emphasis: as for `draft_loss`.
         evaluate_drafter: called at each evaluation; the names of its metrics get the prefix "eval_".
     """
 
@@ -187,11 +186,11 @@ class DraftTrainer(Trainer):
         return self.lr_scheduler
 
     def _row_seeds(self, n_rows: int) -> list[int]:
-        """Return a seed for each row of the next batch, from the step alone: nothing to save or restore."""
+        """Return a seed for each row of the next batch, from the step: nothing to save or restore."""
         step = self.state.global_step
         number = self._forwards[1] if self._forwards[0] == step else 0
         self._forwards = (step, number + 1)
-        # A rank gets every world-size-th batch of the step.
+        # a rank gets every world-size-th batch of the step
         batch = number * self.args.world_size + self.args.process_index
         first = batch * self.args.per_device_train_batch_size
         return [zlib.crc32(f"{self.mask_seed} {step} {first + i}".encode()) for i in range(n_rows)]
@@ -226,7 +225,7 @@ class DraftTrainer(Trainer):
         return loss / num_items_in_batch.clamp(min=1) * self.accelerator.num_processes
 
     def _refuse_broken(self, is_broken: bool) -> None:
-        """Raise UserError after some batches in a row without anything to train."""
+        """Raise UserError after `BROKEN_BATCHES` batches in a row without finite states."""
         self._broken = self._broken + 1 if is_broken else 0
         if self._broken == BROKEN_BATCHES:
             raise UserError(
@@ -249,7 +248,7 @@ class DraftTrainer(Trainer):
                 logs["not_finite"] = int(not_finite)
             self._sums.zero_()
             self._logged_at = now
-        if "train_loss" in logs:  # the Trainer's own counts the steps since a resume alone
+        if "train_loss" in logs:  # the Trainer's own counts only steps since a resume
             logs = {**logs, "train_loss": mean_loss(self.state.log_history)}
             logs.pop("total_flos", None)  # 0: a frozen target is not counted
         super().log(logs, start_time)
@@ -264,7 +263,7 @@ class DraftTrainer(Trainer):
             self.model.train(training)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         if self._logged_at is not None:
-            self._logged_at += time.perf_counter() - started  # evaluation is no training time
+            self._logged_at += time.perf_counter() - started  # evaluation does not count as training time
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

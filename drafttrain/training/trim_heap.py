@@ -1,6 +1,6 @@
-"""Return memory that the C library keeps between training steps to the system.
+"""Release to the system the memory that the C library keeps between training steps.
 
-Each step has another number of trained tokens, so tensors of ever new sizes are allocated and freed, and
+Each step has a different number of trained tokens, so tensors of new sizes are allocated and freed, and
 glibc's heap fragments: five MEDUSA heads, whose tensors take 0.8 GB, held 3 GB after 30 steps on a CPU and
 12 GB after 300.
 """
@@ -13,7 +13,7 @@ EVERY = 10  # steps: allocating the memory again takes a tenth of a second
 
 
 class TrimHeap(TrainerCallback):
-    """Trims the heap every few steps."""
+    """Trim the heap every few steps."""
 
     def __init__(self) -> None:
         self.trim = heap_trimmer()

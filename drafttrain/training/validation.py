@@ -1,5 +1,5 @@
-"""Validation while a drafter trains: its loss on held-out text and, with the decode loop, its accept_len on
-fixed prompts of no benchmark."""
+"""Validate a drafter during training: its loss on held-out text and, with the decode loop, its accept_len on
+fixed prompts that are not of a benchmark."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from drafttrain.training.config import TrainingConfig
 
 EVAL_ROWS = 16  # packed rows of held-out text for eval_loss
-TEXT_PROMPT = 32  # tokens of a plain text that serve as a prompt
+TEXT_PROMPT = 32  # tokens of a plain text that are used as a prompt
 
 
 class Validation:
-    """Computes the metrics of a drafter when called, on the same text, blocks and prompts each time.
+    """Metrics of a drafter, on the same text, blocks and prompts at each call.
 
     loss: KL per position with blocks of `eval_draft_length`.
     top1_agreement: share of the positions where the most likely tokens agree (within the draft vocabulary).
@@ -47,7 +47,7 @@ class Validation:
             )
         self.config, self.target, self.rows = config, target, rows
         self.prompts = validation_prompts(config, target, rows)
-        self._lost_mass: float | None = None  # a training changes neither target nor draft vocabulary
+        self._lost_mass: float | None = None  # constant: target and draft vocabulary do not change
 
     def __call__(self, drafter: DraftModel) -> dict[str, float]:
         return {**self.held_out(drafter), **self.acceptance(drafter)}
@@ -99,14 +99,14 @@ class Validation:
 def validation_prompts(
     config: "TrainingConfig", target: FrozenTarget, rows: PackedRows
 ) -> list[Sequence[int]]:
-    """Return the token ids of the fixed prompts: a file's; or of held-out documents the text before the first
-    trained token, and of plain text, which is trained from its start, the beginning.
+    """Return the token ids of the fixed prompts: those of a file, or the beginnings of held-out documents: up
+    to the first trained token, or `TEXT_PROMPT` tokens of plain text, which is trained from its start.
 
     Raises:
         UserError: none fits into the target's positions together with `eval_new_tokens`.
     """
     if config.eval_prompts:
-        from drafttrain.data.prompts import read_prompts  # the readers of all formats
+        from drafttrain.data.prompts import read_prompts  # imports the readers of all formats
 
         prompts = (prompt.token_ids(target.tokenizer) for prompt in read_prompts(config.eval_prompts))
     else:

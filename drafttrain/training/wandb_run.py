@@ -1,4 +1,4 @@
-"""A training's run in Weights & Biases."""
+"""Log a training to Weights & Biases."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ def start_wandb(config: TrainingConfig, out: Path):
     WANDB_PROJECT, WANDB_MODE and the like in the environment have their usual meaning.
 
     Raises:
-        UserError: wandb refuses, such as online without a key.
+        UserError: wandb cannot start, such as online without a key.
     """
     import wandb
 
