@@ -40,6 +40,7 @@ ARGUMENTS = {  # types of the arguments of functions in cpp/, see C_TYPES
     "keys_values": "pppnn",
     "first_maximum": "pnnpn",
     "draws": "pnnpppp",
+    "divergences": "pnpnnnppn",
     "linear_top": "ppnnppnn",
     "draft_top": "pnnnppppnpp",
     "grow_timed": "pnppdnppp",

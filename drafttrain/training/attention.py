@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,11 @@ def block_attention(layout: BlockLayout, implementation: str = "auto") -> Attend
     """
     if implementation == "auto":
         implementation = "flex" if layout.block_start.is_cuda else "sdpa"
-    return _flex(layout) if implementation == "flex" else _sdpa(layout)
+    if implementation == "sdpa":
+        return _sdpa(layout)
+    from drafttrain.training.flex import flex_attend  # for GPUs
+
+    return flex_attend(layout)
 
 
 def _sdpa(layout: BlockLayout) -> Attend:
@@ -93,25 +96,3 @@ class _Stretches(torch.autograd.Function):
                 grad[s.row, :, s.tokens] += part[0, :, n_hidden:]
         ctx.graphs = None
         return *grads, None
-
-
-@lru_cache(maxsize=1)
-def _compiled_flex() -> Callable:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def _flex(layout: BlockLayout) -> Attend:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    batch, t = layout.block_start.shape
-    device = layout.block_start.device
-    keys = 2 * t if layout.soft_prompts else t
-    mask = create_block_mask(layout.mask_mod(), batch, None, t, keys, device=device)
-    run = _compiled_flex() if device.type == "cuda" else flex_attention
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return run(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-
-    return attend

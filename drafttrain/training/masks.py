@@ -6,7 +6,6 @@ would leak the root's own state) and the tokens of its block up to itself. Nothi
 packed row.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,26 +22,6 @@ class BlockLayout:
     document_start: torch.Tensor
     block_start: torch.Tensor
     soft_prompts: bool = True
-
-    def mask_mod(self) -> Callable[..., torch.Tensor]:
-        """Return flex-attention's mask function of batch, head, query and key index (see `soft_prompts` for
-        the keys)."""
-        document_start, block_start = self.document_start, self.block_start
-        t = block_start.shape[1]
-
-        def own_block(b, h, q, kv):
-            return (kv >= block_start[b, q]) & (kv <= q)
-
-        if not self.soft_prompts:
-            return own_block
-
-        def allowed(b, h, q, kv):
-            block = block_start[b, q]
-            hidden = (kv < t) & (kv >= document_start[b, q]) & (kv < block)
-            tokens = (kv >= t + block) & (kv <= t + q)
-            return hidden | tokens
-
-        return allowed
 
 
 def whole_documents(document_start: torch.Tensor, first_token: bool) -> BlockLayout:

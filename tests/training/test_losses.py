@@ -4,9 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from drafttrain.training import losses
 from drafttrain.training.losses import head_kl
 
 N, H, D = 23, 16, 40
+
+
+@pytest.fixture(params=["native", "torch"])
+def implementation(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(losses, "native_divergence", lambda logits, teacher: None)
 
 
 def example(cap: float | None = None):
@@ -28,7 +35,9 @@ def plain(states, weight, teacher, logits):
 
 @pytest.mark.parametrize("chunk", [1, 7, 23, 1000])
 @pytest.mark.parametrize("cap", [None, 2.0])
-def test_equals_plain_torch(chunk, cap):
+@pytest.mark.parametrize("segment", [1, 10 * D, losses.SEGMENT])
+def test_equals_plain_torch(implementation, monkeypatch, chunk, cap, segment):
+    monkeypatch.setattr(losses, "SEGMENT", segment)
     states, weight, teacher, logits = example(cap)
     states.data[:5] = teacher[:5] * 3  # some positions agree
     weight.data[:] = torch.linalg.lstsq(teacher, logits(teacher)).solution.T
@@ -42,7 +51,7 @@ def test_equals_plain_torch(chunk, cap):
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_a_perfect_student_loses_nothing():
+def test_a_perfect_student_loses_nothing(implementation):
     states, _, teacher, logits = example()
     head = logits(torch.eye(H)).T.clone().requires_grad_()
     states.data[:] = teacher
@@ -51,7 +60,7 @@ def test_a_perfect_student_loses_nothing():
     assert torch.autograd.grad(loss, states)[0].abs().max() < 1e-5
 
 
-def test_frozen_head_gets_no_gradient():
+def test_frozen_head_gets_no_gradient(implementation):
     states, weight, teacher, logits = example()
     weight.requires_grad_(False)
     loss, _ = head_kl(states, weight, teacher, logits)
@@ -61,7 +70,7 @@ def test_frozen_head_gets_no_gradient():
     )
 
 
-def test_without_gradients():
+def test_without_gradients(implementation):
     states, weight, teacher, logits = example()
     with torch.no_grad():
         loss, _ = head_kl(states, weight, teacher, logits, chunk=5)
@@ -69,7 +78,7 @@ def test_without_gradients():
     torch.testing.assert_close(loss, plain(states, weight, teacher, logits)[0].detach())
 
 
-def test_nothing_to_train():
+def test_nothing_to_train(implementation):
     """A batch without trained positions has loss 0 and gradients of 0, as other ranks wait for them."""
     states, weight, teacher, logits = example()
     loss, agree = head_kl(states[:0], weight, teacher[:0], logits)
@@ -77,7 +86,7 @@ def test_nothing_to_train():
     assert loss == 0 and agree == 0 and not weight.grad.any() and not states.grad.any()
 
 
-def test_bf16_products_keep_dtypes_and_stay_close():
+def test_bf16_products_keep_dtypes_and_stay_close(implementation):
     states, weight, teacher, logits = example()
     loss, _ = head_kl(states, weight, teacher, logits, dtype=torch.bfloat16)
     expected, _ = plain(states, weight, teacher, logits)

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from drafttrain.training.flex import mask_mod
 from drafttrain.training.masks import BlockLayout, random_blocks
 
 
@@ -56,7 +57,7 @@ def dense_mask(layout: BlockLayout) -> torch.Tensor:
     """The layout's mask [B, 1, T, 2T]."""
     batch, t = layout.block_start.shape
     b, q, kv = torch.meshgrid(torch.arange(batch), torch.arange(t), torch.arange(2 * t), indexing="ij")
-    return layout.mask_mod()(b, torch.zeros(()), q, kv)[:, None]
+    return mask_mod(layout)(b, torch.zeros(()), q, kv)[:, None]
 
 
 @pytest.mark.parametrize("seed", range(8))
