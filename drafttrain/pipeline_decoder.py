@@ -284,7 +284,7 @@ class PipelineDecoder:
                 f"{config.target}, got {len(tokens)} + {limit}; remove it or lower max_new_tokens"
             )
         depth = parse_policy(config.tree).max_depth
-        tree = config.width, config.children, depth, config.layers
+        tree = config.width, config.children, depth, config.layers, config.best_first
         return Request(tokens, limit, self.stop, sampling, *tree)
 
     def decode(self, mode: str, request: Request) -> Output:

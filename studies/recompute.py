@@ -4,8 +4,7 @@
 
 Nothing is measured. It writes the summaries under docs/results/raw, the committed drafter's eval.json, and
 docs/figures/history: figures that are not ok, because their machine was not recorded, they were measured on
-too little, or they have another definition now. Each says why. New figures come from `studies/figures`; of
-those in docs/figures `hits_vs_static` is recomputed, whose definition has changed since it was measured.
+too little, or they have another definition now. Each says why. New figures come from `studies/figures`.
 """
 
 import gzip
@@ -31,15 +30,11 @@ from studies.figures import self_draft as self_draft_figures
 from studies.figures import trees as tree_figures
 from studies.figures import vllm as vllm_figures
 from studies.figures.__main__ import TOPICS
-from studies.figures.pipedec_counts import CHILDREN, WIDTH
-from studies.goals import COMMITTED, HISTORY, Group, Measured, judge, reaches, read_rows, rounded
-from studies.pipedec.counts import Counted, hit_rate
+from studies.goals import HISTORY, Group, Measured, judge, read_rows, rounded
 from studies.policies import table
 from studies.training_speed import TrainingSpeed
 
 RAW = Path("docs/results/raw")
-PAIR_COUNTS = "pipeline/pair_counts.jsonl.gz"
-PAIR_COMMIT = "ef08bc0282949931ddc8b82a7943a4b182896c68"  # of the record of these counts
 NEW_TOKENS = 96  # at most, in table2.jsonl
 BUNDLE = Path("model_cards/smollm2-135m-edd")
 TASKS = {"MT-bench": "mt_bench", "GSM8K": "gsm8k", "HumanEval": "humaneval"}  # names in the speed log
@@ -198,46 +193,6 @@ def rivals() -> Measured:
     return {"benchmark_repeatability": repeated} | vllm_figures.figures(read_json(folder / "vllm.json"))
 
 
-def unsought(one: Counted) -> tuple[int, int]:
-    """Return bounds of how many tokens were not looked for in static trees, as they followed the deepest
-    layer. Rows of an earlier version have no hits of each tree, but a tree near the end of a text has as many
-    layers as tokens are left, which gives the tokens of all trees before it."""
-    depth, layers = one.groups, [len(drafted) for drafted, _ in one.rounds]
-    n_deep = layers.count(depth)  # trees as deep as can be
-    rest = layers[n_deep] if n_deep < len(layers) else 0  # tokens left after them
-    ways = [(one.tokens - rest, n_deep)]  # tokens of the trees that as many more than `depth` follow
-    if n_deep:
-        ways.append((one.tokens - depth, n_deep - 1))  # exactly `depth` may be left for the last of them
-    found = []
-    for tokens, trees in ways:
-        if trees <= tokens <= (depth + 1) * trees:  # each gives 1 to depth + 1 tokens
-            found += [max(0, tokens - depth * trees), (tokens - trees) // depth]
-    return min(found), max(found)
-
-
-def pair_hits() -> None:
-    """Recompute `hits_vs_static`, which once took tokens after a static tree's deepest layer for misses: the
-    least value that the counted trees allow, and the greatest. A record of other counts stays."""
-    path = COMMITTED / "pipedec.jsonl"
-    rows = read_rows(path)
-    row = rows.get("hits_vs_static", {})
-    if row.get("commit") != PAIR_COMMIT:
-        return
-    with gzip.open(RAW / PAIR_COUNTS, "rt", encoding="utf-8") as file:
-        counted = [Counted(**json.loads(line)) for line in file]
-    static = [one for one in counted if one.shape == tuple(row["static"])]
-    rate = hit_rate(counted, ("flight", None, row["static"][2], WIDTH, CHILDREN))
-    if not rate or not static or any(one.judged is not None for one in static):
-        return
-    hits, tokens = (sum(getattr(one, name) for one in static) for name in ("hits", "tokens"))
-    ends = [sum(bounds) for bounds in zip(*map(unsought, static))]
-    greatest, least = (rate / (hits / (tokens - end)) for end in ends)
-    note = "the least value that the counted trees allow; they do not say which tokens followed a whole tree"
-    row |= {"value": least, "bounds": [least, greatest], "ok": reaches(row["goal"], least), "note": note}
-    rows["hits_vs_static"] = rounded(row)
-    path.write_text("".join(json.dumps(one) + "\n" for one in rows.values()), encoding="utf-8")
-
-
 def reasons(row: dict[str, Any], group: Group) -> list[str]:
     """Why an older figure is not ok."""
     if row["value"] is None:
@@ -253,7 +208,6 @@ def reasons(row: dict[str, Any], group: Group) -> list[str]:
 
 def main() -> int:
     """Recomputes everything; returns the exit status."""
-    pair_hits()
     found = speed() | training() | tree_policies() | c2t() | n_grams() | rivals()
     for topic, groups in TOPICS.items():
         path, rows = HISTORY / f"{topic}.jsonl", []

@@ -124,6 +124,7 @@ class PipelineConfig:
         width: maximum number of nodes per layer of the tree in flight.
         children: number of candidates for each node of the tree in flight.
         layers: layers it grows by per timestep; several (ours) pay if a draft is much faster than a stage.
+        best_first: grow it by the nodes that save most timesteps, at any depth (ours), not by layers.
         tree: static tree of stpp, such as chain:length=4, static:k_config=3-2-1 or one of eagle2.
         concurrency: prompts at a time, which fill the stages in pp and stpp; pipedec takes them in turn.
         stages: how the target is cut.
@@ -147,6 +148,7 @@ class PipelineConfig:
     width: int = setting(4, ge=1)
     children: int = setting(4, ge=1)
     layers: int = setting(1, ge=1, le=64)
+    best_first: bool = False
     tree: str = "chain:length=4"
     concurrency: int = setting(1, ge=1)
     stages: StagesConfig = field(default_factory=StagesConfig)
@@ -235,6 +237,7 @@ class SimulateConfig:
         width: maximum number of nodes per layer of the tree in flight.
         children: number of candidates for each node of the tree in flight.
         layers: layers it grows by per timestep; several (ours) pay if a draft is much faster than a stage.
+        best_first: grow it by the nodes that save most timesteps, at any depth (ours), not by layers.
         link: network between neighbouring stages.
         target_ms: milliseconds of the whole target's forward by tokens, as pairs such as [[1, 400], [32,
             400]]. null: measured on this machine.
@@ -258,6 +261,7 @@ class SimulateConfig:
     width: int = setting(8, ge=1)
     children: int = setting(8, ge=1)
     layers: int = setting(1, ge=1, le=64)
+    best_first: bool = False
     link: LinkConfig = field(default_factory=LinkConfig)
     target_ms: list[list[float]] | None = None
     draft_ms: list[list[float]] | None = None

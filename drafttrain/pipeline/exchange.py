@@ -76,7 +76,12 @@ def _tree(
     state = me.drafter.new_state(1, me.room)
     with me.device:
         me.drafter.update(state, prompt[None], tapped[None], torch.tensor([len(prompt)]))
-    return PredictionTree(me.drafter, state, root, request.width, request.children)
+    own = me.drafter, state, root, request.width, request.children
+    if request.best_first:
+        from drafttrain.pipeline.best_first import BestFirstTree  # which the paper does not have
+
+        return BestFirstTree(*own, len(me.layout.groups))
+    return PredictionTree(*own)
 
 
 def give(me: Member, to: int, flow: Flow | None, source: int, seq: int) -> Program:

@@ -67,6 +67,7 @@ class Request:
         width, children: nodes per layer of the prediction tree, and candidates per node.
         depth: maximum depth of a static tree.
         layers: that the prediction tree grows by in a timestep.
+        best_first: whether it grows by the nodes that save most timesteps instead (ours).
     """
 
     tokens: Sequence[int]
@@ -77,6 +78,7 @@ class Request:
     children: int = 4
     depth: int = 5
     layers: int = 1
+    best_first: bool = False
 
 
 @dataclass

@@ -111,11 +111,13 @@ def outlook(
     width: int,
     children: int,
     layers: int = 1,
+    best_first: bool = False,
     at_once: int = 1,
 ) -> Row:
     """Simulate all modes for one number of stages, over all texts, `at_once` of them together."""
     stages = len(described.stages)
-    traces = [replay(drafter, *_known(t), stages, width, children, layers) for t in texts]
+    tree = stages, width, children, layers
+    traces = [replay(drafter, *_known(t), *tree, best_first=best_first) for t in texts]
     tokens = sum(len(text.answer) - 1 for text in texts)
     if not tokens:
         raise UserError("prompts: must give answers of two tokens or more, got none; name others")

@@ -42,7 +42,13 @@ class PredictionTree:
         root: the last emitted token.
         width: nodes of a layer at most.
         children: candidates for each node.
+
+    Attributes:
+        now: number of calls of `take`, which is the number of the current timestep.
+        entered: timestep in which each node enters the first stage, int64 [n].
     """
+
+    _per_node = ("_log_probs", "_tokens", "_known", "entered")
 
     def __init__(
         self,
@@ -54,7 +60,7 @@ class PredictionTree:
         device: torch.device | str = "cpu",
     ):
         self.drafter, self.state, self.width, self.device = drafter, state, width, device
-        self.children = min(children, drafter.draft_vocab_size)
+        self.children, self.now = min(children, drafter.draft_vocab_size), 0
         self._restart(root)
 
     @property
@@ -74,8 +80,9 @@ class PredictionTree:
     def expand(self) -> int:
         """Run the drafter over the deepest layer, unless that has been done; return the number of nodes."""
         nodes = self.frontier()
-        if self._known[nodes[0]]:
-            return 0
+        return 0 if self._known[nodes[0]] else self._expand(nodes)
+
+    def _expand(self, nodes: torch.Tensor) -> int:
         log_probs, ids = self.drafter.top(self.state, self.tree, nodes[None], self.children)  # [1, f, c]
         self._log_probs[nodes], self._tokens[nodes] = log_probs[0], self.drafter.to_target(ids)[0]
         self._known[nodes] = True
@@ -90,14 +97,19 @@ class PredictionTree:
         before = self.tree.width
         log_probs, tokens = self._log_probs[nodes][None], self._tokens[nodes][None]  # [1, f, c]
         self.tree = next_layer(self.tree, nodes[None], log_probs, tokens, self.width)
-        added = self.tree.width - before
-        self._log_probs = torch.cat([self._log_probs, self._log_probs.new_zeros(added, self.children)])
-        self._tokens = torch.cat([self._tokens, self._tokens.new_zeros(added, self.children)])
-        self._known = torch.cat([self._known, self._known.new_zeros(added)])
+        self._lengthen(self.tree.width - before)
         return True
 
+    def _lengthen(self, added: int) -> None:
+        for name in self._per_node:
+            values = getattr(self, name)
+            setattr(self, name, torch.cat([values, values.new_zeros(added, *values.shape[1:])]))
+        self.entered[-added:] = self.now + 1
+
     def take(self) -> Layers | None:
-        """Return the nodes added since the last call, root first after a restart; None without any."""
+        """Return the nodes added since the last call, root first after a restart; None without any. They
+        enter the first stage in the timestep that begins now."""
+        self.now += 1
         first, self._taken = self._taken, self.tree.width
         if first == self._taken:
             return None
@@ -117,9 +129,8 @@ class PredictionTree:
             return False
         self.tree = sub_tree(self.tree, keep)
         self._taken = int((keep < self._taken).sum())
-        self._log_probs, self._tokens, self._known = (
-            kept[keep] for kept in (self._log_probs, self._tokens, self._known)
-        )
+        for name in self._per_node:
+            setattr(self, name, getattr(self, name)[keep])
         return True
 
     def _run(self, nodes: torch.Tensor) -> torch.Tensor:
@@ -132,6 +143,7 @@ class PredictionTree:
         self._tokens = root.new_zeros(1, self.children)  # [n, c] candidates after each node
         self._log_probs = self._tokens.float()  # [n, c]
         self._known = torch.zeros_like(root, dtype=torch.bool)  # [n] whether a node has been expanded
+        self.entered = torch.full_like(root, self.now + 1)  # [n]
         self._taken = 0  # nodes, the first ones, that `take` has returned
 
 

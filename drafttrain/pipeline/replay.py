@@ -6,7 +6,6 @@ at the end of timestep t + n - 1, and the tokens that they leave with are the te
 both equal.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from drafttrain.inference.session import DRAFT_SLOTS
+from drafttrain.pipeline.best_first import BestFirstTree
 from drafttrain.pipeline.prediction import PredictionTree, draft, follows_prompt
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
@@ -270,6 +270,7 @@ def replay(
     children: int,
     layers: int = 1,
     skip_lost: bool = False,
+    best_first: bool = False,
 ) -> Trace:
     """Grow the prediction trees of a pipeline of `groups` stages against a text.
 
@@ -281,38 +282,31 @@ def replay(
         skip_lost: run the drafter neither for layers that a miss will discard nor, if it reads tokens alone,
             for nodes without children, which is several times faster with many stages. Hits and timesteps are
             the same; the number of nodes of such layers that survive the hits before the miss is not.
+        best_first: grow a `BestFirstTree`, for which nothing is skipped.
     """
     follows = follows_prompt(tapped.shape[1] > 0, prompt)
     if follows:
         prompt, text = prompt[:-1], [prompt[-1], *text]
-    n, trace, place, entered = len(prompt), Trace(), 0, deque([1])  # entered: the timestep of each layer
+    n, trace, place = len(prompt), Trace(), 0
     state = drafter.new_state(1, n + len(text) + groups * layers)
     ids = torch.tensor([list(prompt)], device=tapped.device)  # [1, n]
     drafter.update(state, ids, tapped[None, :n], torch.tensor([n], device=tapped.device))
     kind = _foreseen(tapped) if skip_lost else PredictionTree
-    tree = kind(drafter, state, text[0], width, children, tapped.device)
-    if skip_lost:
+    own = drafter, state, text[0], width, children
+    tree = BestFirstTree(*own, groups, tapped.device) if best_first else kind(*own, tapped.device)
+    if isinstance(tree, _Foreseen):
         tree.ahead = text[1:]
     tree.take()  # the root is the first to enter
     while place + 1 < len(text):
-        now = len(trace.beside) + len(trace.steps) + 1
-        sizes = tree.tree.depths[0].bincount().tolist()
-        nodes = [0] * groups
-        for size, begun in zip(sizes, entered):
-            if now - begun < groups:
-                nodes[now - begun] += size
+        nodes = (tree.now - tree.entered).bincount(minlength=groups).tolist()  # by groups passed
         drafted = list(draft(tree, layers, len(text) - place - 2))
-        own = trace.beside if follows and now < groups else trace.steps
-        own.append(step := Timestep(drafted, nodes))
-        while entered and now == entered[0] + groups - 1:
+        steps = trace.beside if follows and tree.now < groups else trace.steps
+        steps.append(step := Timestep(drafted, nodes))
+        while tree.now == tree.entered[0] + groups - 1:
             place, step.tokens = place + 1, step.tokens + 1
             if place + 1 == len(text):
                 return trace
-            hit = tree.advance(text[place], tapped[None, n + place - 1])
-            step.hits += hit
-            entered.popleft()
-            entered = deque(list(entered)[: tree.depth + 1] if hit else [])
+            step.hits += tree.advance(text[place], tapped[None, n + place - 1])
         tree.grow(len(text) - place - 2)
-        if tree.take() is not None:
-            entered.extend([now + 1] * (tree.depth + 1 - len(entered)))
+        tree.take()
     return trace

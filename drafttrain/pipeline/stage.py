@@ -85,13 +85,14 @@ class Stage:
         return Flow(flow.tokens, flow.parents, out[0])
 
     def _append(self, flow: Flow) -> None:
-        """Append nodes to the tree, layer by layer."""
+        """Append nodes to the tree, as many at a time as have their parents in it."""
         tokens, parents = flow.tokens, flow.parents
         if self.tree is None:
             self.tree, tokens, parents = TokenTree.root_only(tokens[:1]), tokens[1:], parents[1:]
         above = self.tree.width  # parents before it are in the tree already
         while len(tokens):
-            size = int((parents < above).sum())  # of a layer: its parents are all in the one above
+            own = (parents >= above).nonzero()[:1, 0]  # the first whose parent is not there yet
+            size = int(own) if len(own) else len(tokens)
             if not size:
                 raise UserError(
                     "stages: must continue each other's trees, got nodes without parents; start all ranks "

@@ -57,7 +57,7 @@ def _simulate(config: SimulateConfig) -> None:
     rows = []
     for stages in config.stages:
         described = machines(stages, *costs, link, sync)
-        tree = config.width, config.children, config.layers
+        tree = config.width, config.children, config.layers, config.best_first
         rows.append(outlook(drafter, texts, described, *tree, config.concurrency))
     machine = describe_machine(torch.device("cpu"), target.dtype)
     curves = {

@@ -7,9 +7,9 @@ those of WMT14 named by --prompts wmt14=FILE; a larger target and its small LM a
 pair is SmolLM2 with the committed EDD drafter. Cuts, width, children and static tree of real ranks are chosen
 on tuning prompts.
 
-Estimated minutes on 2 cores: `pipedec_vs_pp` 30, `paced14_vs_pp` 50, `paced14_layers_vs_stpp` 20, `sim_error`
-15 after `pipedec_vs_pp` and `paced14_vs_pp`, the pair's counts some hours (`--resume` goes on),
-`pipeline_mismatches` 40, `top8_accuracy` 30, the others 1 to 3.
+Estimated minutes on 2 cores: `pipedec_vs_pp` 30, `paced14_vs_pp` 50, `paced14_layers_vs_stpp` and
+`paced14_best_first_vs_stpp` 20 each, `sim_error` 15 after `pipedec_vs_pp` and `paced14_vs_pp`, the pair's
+counts 60 (`--resume` goes on), `pipeline_mismatches` 40, `top8_accuracy` 30, the others 1 to 3.
 """
 
 from drafttrain.data.prompts import read_prompts
@@ -18,8 +18,10 @@ from drafttrain.target_lm.loading import resolve_target
 from drafttrain.utils.writing import write_json
 from studies.arguments import BUNDLE, MT_BENCH
 from studies.figures.pipedec_counts import (
+    BEST_FIRST_FIGURE,
     HIT_FIGURES,
     SIMULATED_FIGURES,
+    best_first_figure,
     hit_figures,
     sampled_figure,
     simulated_figures,
@@ -29,6 +31,7 @@ from studies.figures.pipedec_ranks import (
     RECIPE,
     REPEATS,
     paced,
+    paced_best_first,
     paced_several,
     real,
     sim_error,
@@ -45,6 +48,7 @@ GOALS = {
     "sim14_vs_stpp": ">= 2.2",
     "hits_vs_static": ">= 1.0",
     "deep_hits": ">= 0.9",
+    BEST_FIRST_FIGURE: ">= 2.2",
 }
 
 
@@ -102,10 +106,12 @@ GROUPS = [
     Group({"pipedec_vs_pp": ">= 1.15"}, real, long=True, size=Size(ALL_TASKS, REPEATS)),
     Group({"paced14_vs_pp": ">= 2.0", "paced14_vs_stpp": ">= 1.3"}, paced, long=True, size=Size(ALL_TASKS)),
     Group({"paced14_layers_vs_stpp": ">= 1.3"}, paced_several, long=True, size=Size(ALL_TASKS)),
+    Group({"paced14_best_first_vs_stpp": ">= 1.3"}, paced_best_first, long=True, size=Size(ALL_TASKS)),
     Group({"sim_error": "<= 0.10"}, sim_error, long=True),
     Group(
         {name: GOALS[name] for name in SIMULATED_FIGURES}, simulated_figures, long=True, size=Size(ALL_TASKS)
     ),
+    Group({BEST_FIRST_FIGURE: GOALS[BEST_FIRST_FIGURE]}, best_first_figure, long=True, size=Size(ALL_TASKS)),
     Group({name: GOALS[name] for name in HIT_FIGURES}, hit_figures, long=True, size=Size(ALL_TASKS)),
     Group({"sampling_slowdown": "<= 1.25"}, sampled_figure, long=True, size=Size(ALL_TASKS)),
     Group({"top8_accuracy": ">= 0.95"}, top8, long=True),

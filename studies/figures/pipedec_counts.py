@@ -31,6 +31,7 @@ GBIT, LATENCY, SYNC = 10.0, 1e-4, 5e-4  # 10^9 bits a second, seconds
 SAMPLED, SEEDS = {"temperature": 0.6, "top_p": 0.9, "top_k": 80}, range(5)
 Tasks = Mapping[str, Sequence[Prompt]]
 NO_PAIR = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
+BEST_FIRST_FIGURE = "sim14_best_first_vs_stpp"
 SIMULATED_FIGURES, HIT_FIGURES = ("sim14_vs_pp", "sim14_vs_stpp"), ("hits_vs_static", "deep_hits")
 RAW, SAMPLED_RAW, CURVES = "pipedec_counts", "pipedec_counts_sampled", "curves.json"
 CONTEXT, ROUNDS = 256, 7  # of the curves
@@ -53,6 +54,15 @@ def simulated_figures(run: Run) -> Measured:
         run.check_quiet()
         measure_curves(pair, folder)
     return simulated(pair, prompts, folder, NEW_TOKENS)
+
+
+def best_first_figure(run: Run) -> Measured:
+    """Simulate accelerators with the hits of best-first trees, beside the counts of `simulated_figures`."""
+    if not run.pair:
+        return {BEST_FIRST_FIGURE: NO_PAIR}
+    folder = run.folder_of(RAW)
+    folder.mkdir(parents=True, exist_ok=True)
+    return best_first(*_asked(run), folder, NEW_TOKENS)
 
 
 def hit_figures(run: Run) -> Measured:
@@ -131,6 +141,23 @@ def simulated(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Meas
         **_size(pair, prompts, new_tokens),
     }
     return {"sim14_vs_pp": found["pp"] | notes, "sim14_vs_stpp": found["stpp"] | notes}
+
+
+def best_first(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
+    """Return the simulated speed of best-first trees at 14 stages over static trees, on accelerators."""
+    [paper], [shape] = (counts.flights([14], WIDTH, CHILDREN, best_first=ours) for ours in (False, True))
+    statics = [*counts.statics(CHILDREN), chosen_eagle(pair, folder, new_tokens)]
+    rows = grown(pair, prompts, folder, new_tokens, [paper, shape, *statics])
+    described = accelerators(14, pair.target.hidden_size)
+    found = speed(rows, described, shape, statics)
+    notes = {
+        "over_pp": found["pp"],
+        "over_layers": ratio(*(counts.seconds(rows, "pipedec", one, described) for one in (paper, shape))),
+        "hit_rate": counts.hit_rate(rows, shape),
+        "static": found["static"],
+        **_size(pair, prompts, new_tokens),
+    }
+    return {BEST_FIRST_FIGURE: found["stpp"] | notes}
 
 
 def chosen_eagle(pair: Pair, folder: Path, new_tokens: int) -> Shape:

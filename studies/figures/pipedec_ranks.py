@@ -39,7 +39,7 @@ PACED_STAGES, ALL_PROMPTS = (4, 7, 8, 14), 14  # one prompt of each task but wit
 PACED_TREES = "paced.json"  # width, children, layers and tree of paced ranks
 SIMULATED = (4, 7, 14)
 LATE = 0.01  # share of paced pieces of work that may be late
-REAL, PACED_RAW, SEVERAL_RAW = "pipedec_real", "pipedec_paced_{}", "pipedec_paced_several"
+REAL, PACED_RAW = "pipedec_real", "pipedec_paced_{}"
 
 
 def real(run: Run) -> Measured:
@@ -138,11 +138,20 @@ def paced(run: Run) -> Measured:
 
 def paced_several(run: Run) -> Measured:
     """Trees that grow by several layers in a timestep (ours) against static trees, on paced ranks."""
+    return {"paced14_layers_vs_stpp": _paced_ours(run, "several", pacing.SEVERAL, best_first=False)}
+
+
+def paced_best_first(run: Run) -> Measured:
+    """Best-first trees (ours) against static trees, on paced ranks."""
+    return {"paced14_best_first_vs_stpp": _paced_ours(run, "best_first", (), best_first=True)}
+
+
+def _paced_ours(run: Run, name: str, layers: Sequence[int], best_first: bool) -> dict[str, Any]:
     run.check_quiet()
     prompts = tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
-    folder = run.folder(SEVERAL_RAW)
+    folder = run.folder(PACED_RAW.format(name))
     tasks.write_prompts(prompts, folder / "prompts.jsonl")
-    trees = tuned(folder / PACED_TREES, (ALL_PROMPTS,), pacing.SEVERAL)
+    trees = tuned(folder / PACED_TREES, (ALL_PROMPTS,), layers, best_first)
     keys = paced_keys(trees, ALL_PROMPTS)
     measured = modes.run_modes(RECIPE, folder / "prompts.jsonl", keys, {}, 1, folder, ("stpp", "pipedec"))
     seconds = {mode: modes.per_token(measured["rows"], mode) for mode in ("stpp", "pipedec")}
@@ -151,9 +160,7 @@ def paced_several(run: Run) -> Measured:
         "settings": keys,
         "size": {"prompts": tasks.sizes(prompts)},
     }
-    return {
-        "paced14_layers_vs_stpp": ratio(seconds["stpp"], seconds["pipedec"]) | notes | agreement(measured)
-    }
+    return ratio(seconds["stpp"], seconds["pipedec"]) | notes | agreement(measured)
 
 
 def paced_trees(run: Run) -> dict[str, dict[str, Any]]:
@@ -161,12 +168,14 @@ def paced_trees(run: Run) -> dict[str, dict[str, Any]]:
     return tuned(run.folder(PACED_RAW.format("trees")) / PACED_TREES, PACED_STAGES, (1,))
 
 
-def tuned(path: Path, stages: Sequence[int], layers: Sequence[int]) -> dict[str, dict[str, Any]]:
+def tuned(
+    path: Path, stages: Sequence[int], layers: Sequence[int], best_first: bool = False
+) -> dict[str, dict[str, Any]]:
     """Return width, children, layers and static tree by the number of stages, chosen on tuning prompts unless
     the file has them.
 
     Args:
-        layers: of a timestep that are tried.
+        layers, best_first: as `pacing.choose` takes them.
     """
     if not path.exists():
         pair = load_pair("B", None, arguments.BUNDLE)
@@ -175,14 +184,17 @@ def tuned(path: Path, stages: Sequence[int], layers: Sequence[int]) -> dict[str,
             pair.target, pair.drafter.config.tapped_blocks, prompts, TUNING_TOKENS, SamplingParams()
         )
         pace = PACED["pace.stage_ms"], PACED["pace.draft_ms"]
-        write_json(path, {n: pacing.choose(pair.drafter, texts, n, *pace, layers) for n in stages})
+        write_json(
+            path, {n: pacing.choose(pair.drafter, texts, n, *pace, layers, best_first) for n in stages}
+        )
     return read_json(path)
 
 
 def paced_keys(trees: Mapping[str, Mapping[str, Any]], stages: int) -> dict[str, Any]:
     """Return the keys of some number of paced ranks."""
     chosen = {key: trees[str(stages)][key] for key in ("width", "children", "layers", "tree")}
-    return {**PACED, **chosen, "stages.ranks": stages}
+    best_first = str(trees[str(stages)]["best_first"]).lower()
+    return {**PACED, **chosen, "best_first": best_first, "stages.ranks": stages}
 
 
 def against(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -22,6 +22,7 @@ from drafttrain.utils.writing import write_json
 from studies.seed.pairs import Pair
 
 GREEDY = SamplingParams()
+IN_FLIGHT = ("flight", "best_first")
 EAGLE_SHAPES, EAGLE_NODES = ((8, 4), (8, 6), (8, 8), (4, 8), (4, 12)), 31  # top-k and depth; of all layers
 
 
@@ -30,8 +31,8 @@ class Counted:
     """The trees of one text.
 
     Attributes:
-        kind: "flight", "static" with `groups` layers, or "eagle2" with as many, `width` expanded nodes of a
-            layer and `children` nodes in all.
+        kind: "flight", "best_first" (a `BestFirstTree` in flight), "static" with `groups` layers, or
+            "eagle2" with as many, `width` expanded nodes of a layer and `children` nodes in all.
         seed: of the text's draws; None: it is greedy.
         groups, width, children: of the trees.
         tokens: of the text, without the first.
@@ -61,7 +62,7 @@ class Counted:
     def looked_for(self) -> int:
         """Return how many tokens were looked for in the trees; in trees in flight not the last, and the first
         only if they follow the prompt."""
-        return max(self.tokens + self.follows - 1, 0) if self.kind == "flight" else self.judged
+        return max(self.tokens + self.follows - 1, 0) if self.kind in IN_FLIGHT else self.judged
 
     @property
     def shape(self) -> tuple[str, int | None, int, int, int]:
@@ -77,9 +78,11 @@ class Counted:
 Shape = tuple[str, int | None, int, int, int]  # kind, seed, groups, width, children
 
 
-def flights(groups: Iterable[int], width: int, children: int, seed: int | None = None) -> list[Shape]:
+def flights(
+    groups: Iterable[int], width: int, children: int, seed: int | None = None, best_first: bool = False
+) -> list[Shape]:
     """Return trees in flight through different numbers of groups."""
-    return [("flight", seed, n, width, children) for n in groups]
+    return [(IN_FLIGHT[best_first], seed, n, width, children) for n in groups]
 
 
 def statics(children: int, seed: int | None = None) -> list[Shape]:
@@ -108,8 +111,6 @@ def texts(
     taps = getattr(pair.drafter.config, "tapped_blocks", [])
     if path.exists():
         stored = json.loads(path.read_text())
-        if isinstance(stored, list):  # of an earlier version, which did not say whose they are
-            stored = {"made_by": made_by, "answers": stored}
         if stored["made_by"] != made_by:
             raise UserError(
                 f"{path}: must be of this target and these settings, got others; name another folder"
@@ -133,7 +134,7 @@ def count(
     lines = raw.read_text().splitlines() if raw.exists() else []
     found = [Counted(**json.loads(line)) for line in lines]
     found = [one for one in found if one.follows == _follows(one.kind, known.get((one.task, one.prompt)))]
-    found = [one for one in found if one.kind == "flight" or one.judged is not None]
+    found = [one for one in found if one.kind in IN_FLIGHT or one.judged is not None]
     done = {(one.task, one.prompt, one.shape) for one in found}
     wanted = [(name, shape) for shape in shapes for name in known if (*name, shape) not in done]
     with open(raw, "a", encoding="utf-8") as file:
@@ -149,13 +150,13 @@ def count(
 
 def _follows(kind: str, text: KnownText | None) -> bool:
     """Return whether trees of a kind follow the prompt; they once did not."""
-    return kind == "flight" and text is not None and follows_prompt(text.tapped.shape[1] > 0, text.prompt)
+    return kind in IN_FLIGHT and text is not None and follows_prompt(text.tapped.shape[1] > 0, text.prompt)
 
 
 def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Shape) -> Counted:
     kind, _, groups, width, children = shape
     known, tokens = (text.prompt, text.answer, text.tapped), len(text.answer) - 1
-    if kind != "flight":
+    if kind not in IN_FLIGHT:
         if kind == "static":
             rounds = replay_static(drafter, *known, groups, width, children)
         else:
@@ -163,7 +164,8 @@ def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Sh
         hits = sum(one.hits for one in rounds)
         judged, sizes = sum(one.judged for one in rounds), [[one.drafted, one.nodes] for one in rounds]
         return Counted(*name, *shape, tokens, hits, sizes, judged=judged)
-    trace = replay(drafter, *known, groups, width, children, skip_lost=True)
+    is_best = kind == "best_first"
+    trace = replay(drafter, *known, groups, width, children, skip_lost=not is_best, best_first=is_best)
     steps = [[step.drafted, step.nodes, step.tokens, step.hits] for step in (*trace.beside, *trace.steps)]
     return Counted(*name, *shape, tokens, trace.hits, steps, _follows(kind, text))
 
@@ -178,7 +180,7 @@ def nodes_each(rows: Sequence[Counted], shape: Shape) -> float:
     """Return the mean number of nodes of a static tree without its root, or that the groups hold in a
     timestep."""
     chosen = [one for one in rows if one.shape == shape]
-    if shape[0] != "flight":
+    if shape[0] not in IN_FLIGHT:
         sizes = [nodes - 1 for one in chosen for _, nodes in one.rounds]
     else:
         sizes = [sum(step.nodes) for one in chosen for step in one.trace().steps]

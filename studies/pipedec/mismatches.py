@@ -1,6 +1,7 @@
 """Do all modes write what the whole target writes? In fp32, greedy and sampled, for one to four stages; trees
-in flight grow by one layer in a timestep, and by three. The committed EDD drafter drafts, which reads the
-target's states, and then, for two and four stages, the target for itself, so that trees follow the prompt.
+in flight grow by one layer in a timestep, by three, and best-first. The committed EDD drafter drafts, which
+reads the target's states, and then, for two and four stages, the target for itself, so that trees follow the
+prompt.
 
     python -m studies.pipedec.mismatches --limit 30
 
@@ -34,7 +35,8 @@ from studies.arguments import BUNDLE, MT_BENCH
 from studies.pipedec.modes import MODES as NAMES
 from studies.seed.pairs import Pair, load_pair
 
-STAGES, LM_STAGES, LAYERS = (1, 2, 3, 4), (2, 4), (1, 3)
+STAGES, LM_STAGES = (1, 2, 3, 4), (2, 4)
+GROWTH = ((1, False), (3, False), (1, True), (3, True))  # layers, best_first
 TREE, WIDTH, CHILDREN = "eagle2:top_k=3,max_depth=4,total=8", 4, 4
 SAMPLED = SamplingParams(0.6, top_p=0.9, top_k=80, seed=1)
 
@@ -78,15 +80,16 @@ def compare(
                 Member(rank, layout, Stage(part, room), drafter, policy, list(zip(taps, owners)), room)
             )
         for name, sampling in (("greedy", SamplingParams()), ("sampled", SAMPLED)):
-            ways = [(mode, layers) for mode in NAMES for layers in (LAYERS if mode == "pipedec" else (1,))]
-            for mode, layers in ways:
+            ways = [(mode, *how) for mode in NAMES for how in (GROWTH if mode == "pipedec" else GROWTH[:1])]
+            for mode, layers, best_first in ways:
                 differ, program = 0, MODES[mode]
                 for prompt, text in zip(prompts, expected[name]):
-                    tree = WIDTH, CHILDREN, policy.max_depth, layers
+                    tree = WIDTH, CHILDREN, policy.max_depth, layers, best_first
                     base = Request(prompt, new_tokens, stop, sampling, *tree)
                     output = run_locally([program(member, replace(base)) for member in members])[0]
                     differ += output.tokens != text
-                way = {"follows": not taps, "stages": n, "mode": mode, "layers": layers, "draws": name}
+                way = {"follows": not taps, "stages": n, "mode": mode, "layers": layers}
+                way |= {"best_first": best_first, "draws": name}
                 rows.append(way | {"texts": len(prompts), "differ": differ})
                 print(rows[-1], flush=True)
     return rows

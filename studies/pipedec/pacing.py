@@ -17,6 +17,7 @@ from drafttrain.trees.parse import parse_policy
 SHAPES = ((4, 4), (8, 8), (16, 8), (16, 16))  # width and children
 SEVERAL = (2, 3, 4)  # layers of a timestep (ours); the paper adds one
 NODES = 32  # that enter a stage at once, of trees in flight as of static ones
+BEST_FIRST = ((16, 16, 1), (32, 16, 1), (16, 16, 2), (8, 16, 4))  # width, children, layers of ours
 NAME = "width {}, children {}, layers {}"
 TREES = (
     "chain:length=4",
@@ -40,23 +41,27 @@ def choose(
     stage_ms: float,
     draft_ms: float,
     layers: Sequence[int] = (1,),
+    best_first: bool = False,
 ) -> dict[str, Any]:
     """Return the keys of the fastest tree in flight and of the fastest static tree.
 
     Args:
         layers: of a timestep that are tried.
+        best_first: try best-first trees, with layers of their own.
 
     Returns:
-        `width`, `children`, `layers` and `tree`; `ms` per token of all that were compared.
+        `width`, `children`, `layers`, `best_first` and `tree`; `ms` per token of all that were compared.
     """
     machines = Machines(
         [constant(stage_ms)] * stages, [lambda tokens: 0.0] * (stages - 1), constant(draft_ms)
     )
     tokens, ms = sum(len(text.answer) - 1 for text in texts), {}
     shapes = [(*shape, count) for count in layers for shape in SHAPES if count * shape[0] <= NODES]
+    shapes = list(BEST_FIRST) if best_first else shapes
+    ours = {"skip_lost": not best_first, "best_first": best_first}
     for shape in shapes:
         traces = [  # a stage takes as long for any number of nodes
-            replay(drafter, t.prompt, t.answer, t.tapped, stages, *shape, skip_lost=True) for t in texts
+            replay(drafter, t.prompt, t.answer, t.tapped, stages, *shape, **ours) for t in texts
         ]
         seconds = sum(total_seconds(run([pipedec_jobs(machines, trace)])) for trace in traces)
         ms[NAME.format(*shape)] = 1e3 * seconds / tokens
@@ -69,4 +74,4 @@ def choose(
         ms[tree] = 1e3 * seconds / tokens
     best = min(shapes, key=lambda shape: ms[NAME.format(*shape)])
     found = dict(zip(("width", "children", "layers"), best))
-    return {**found, "tree": min(TREES, key=ms.__getitem__), "ms": ms}
+    return {**found, "best_first": best_first, "tree": min(TREES, key=ms.__getitem__), "ms": ms}

@@ -29,7 +29,10 @@ NEW = 14
 
 @pytest.mark.parametrize("kind", ["edd", "eagle", "causal_lm", "noisy_lm"])
 @pytest.mark.parametrize(("width", "children", "layers"), [(1, 1, 1), (4, 3, 3), (12, 512, 1)])
-def test_hits_and_timesteps(members, whole, folders, prompts, kind, width, children, layers, monkeypatch):
+@pytest.mark.parametrize("best_first", [False, True])
+def test_hits_and_timesteps(
+    members, whole, folders, prompts, kind, width, children, layers, best_first, monkeypatch
+):
     monkeypatch.setattr("drafttrain.pipeline.replay._TOGETHER", 3)
     settings = (
         {"kind": kind} if kind in ("edd", "eagle") else {"kind": "causal_lm", "model": str(folders["llama"])}
@@ -49,19 +52,23 @@ def test_hits_and_timesteps(members, whole, folders, prompts, kind, width, child
     for cuts in ((4,), (2, 2), (1, 1, 1, 1)):
         pipeline = members("llama", cuts, drafter, taps)
         for sampling in (SamplingParams(), SamplingParams(temperature=0.6, top_p=0.9, top_k=80, seed=5)):
-            request = Request(prompts[2], NEW, (), sampling, width, children, layers=layers)
+            request = Request(prompts[2], NEW, (), sampling, width, children, 5, layers, best_first)
             output = run_locally([pipedec(member, request) for member in pipeline])[0]
             text = torch.tensor([[*prompts[2], *output.tokens]])
             states = target.encode(text, torch.zeros_like(text))
             tree = len(cuts), width, children, layers
-            trace = replay(drafter, prompts[2], output.tokens, states.tapped[0], *tree)
+            known = drafter, prompts[2], output.tokens, states.tapped[0]
+            trace = replay(*known, *tree, best_first=best_first)
             assert (trace.hits, len(trace.steps)) == (output.hits, output.timesteps)
             assert trace.tokens == NEW - 1 + (not taps) and output.judged == trace.tokens - 1
             assert len(trace.beside) == (0 if taps else len(cuts) - 1)
-            skipped = replay(drafter, prompts[2], output.tokens, states.tapped[0], *tree, skip_lost=True)
-            assert [(s.tokens, s.hits) for s in skipped.steps] == [(s.tokens, s.hits) for s in trace.steps]
-            empty = not taps and any(not step.tokens for step in trace.steps[len(cuts) :])
-            assert trace.hits < output.judged or empty or skipped == trace  # no layer was lost
+            if not best_first:
+                skipped = replay(*known, *tree, skip_lost=True)
+                assert [(s.tokens, s.hits) for s in skipped.steps] == [
+                    (s.tokens, s.hits) for s in trace.steps
+                ]
+                empty = not taps and any(not step.tokens for step in trace.steps[len(cuts) :])
+                assert trace.hits < output.judged or empty or skipped == trace  # no layer was lost
             hits, looked_for = hits + trace.hits, looked_for + output.judged
             if len(cuts) == layers == 1:
                 assert trace.hits == 0  # the next layer is not there yet when the root's token is

@@ -1,12 +1,10 @@
 """The studies of PipeDec on tiny models."""
 
-import gzip
 import json
 import os
 import subprocess
 import sys
 from argparse import Namespace
-from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,8 +24,7 @@ from drafttrain.report.pictures import sheet
 from drafttrain.run.pipeline import LOST
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
-from studies import recompute
-from studies.figures import pipedec, pipedec_counts
+from studies.figures import pipedec, pipedec_counts, pipedec_ranks
 from studies.goals import Run
 from studies.pipedec import (
     algorithm1,
@@ -82,6 +79,20 @@ def test_trees_of_paced_ranks_are_those_of_least_time(tiny_target, tiny_bundle):
     assert found["ms"][pacing.NAME.format(*(found[key] for key in ("width", "children", "layers")))] == min(
         ms for name, ms in found["ms"].items() if name.startswith("width")
     )
+
+
+def test_best_first_trees_of_paced_ranks(tiny_target, tiny_bundle):
+    drafter = load_drafter(tiny_bundle, tiny_target)
+    texts = known_texts(tiny_target, drafter.config.tapped_blocks, [[5, 6, 7]], 12, SamplingParams())
+    found = pacing.choose(drafter, texts, 3, 60, 15, best_first=True)
+    [text] = texts
+    for shape in pacing.BEST_FIRST:
+        trace = replay(drafter, text.prompt, text.answer, text.tapped, 3, *shape, best_first=True)
+        ms = 60 * len(trace.steps) / (len(text.answer) - 1)
+        assert found["ms"][pacing.NAME.format(*shape)] == pytest.approx(ms)
+    assert found["best_first"] and (found["width"], found["children"], found["layers"]) in pacing.BEST_FIRST
+    keys = pipedec_ranks.paced_keys({"3": found}, 3)
+    assert keys["best_first"] == "true" and keys["layers"] == found["layers"]
 
 
 def test_ratios_are_means_over_tasks_of_medians_over_repeats(capsys):
@@ -161,6 +172,7 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     def measured():
         greedy = pipedec_counts.simulated(pair, some_tasks, tmp_path, 12)
         greedy |= pipedec_counts.hits(pair, some_tasks, tmp_path, 12)
+        greedy |= pipedec_counts.best_first(pair, some_tasks, tmp_path, 12)
         return greedy | pipedec_counts.slowdown(pair, some_tasks, tmp_path / "sampled", tmp_path, 12)
 
     (tmp_path / "sampled").mkdir()
@@ -169,12 +181,14 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     assert set(found) == {
         *pipedec_counts.SIMULATED_FIGURES,
         *pipedec_counts.HIT_FIGURES,
+        pipedec_counts.BEST_FIRST_FIGURE,
         "sampling_slowdown",
     }
     for name, row in found.items():
         assert row["value"] > 0, name
     assert found["sim14_vs_pp"]["with_costs_of_this_machine"]["pp"] > 0
     assert all(row["pp"] > 0 for row in found["deep_hits"]["by_stages"].values())
+    assert found[pipedec_counts.BEST_FIRST_FIGURE]["over_layers"]["value"] >= 1  # it is always right
     shape = ("flight", None, 14, pipedec_counts.WIDTH, pipedec_counts.CHILDREN)
     rows = [
         counts.Counted(**json.loads(line)) for line in (tmp_path / "counts.jsonl").read_text().splitlines()
@@ -187,6 +201,9 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
     hits = sum(one.hits for one in rows if one.shape == shape)
     looked_for = sum(one.tokens for one in rows if one.shape == shape)  # the first, and not the last
     assert counts.hit_rate(rows, shape) == pytest.approx(hits / looked_for)
+    [own] = [one for one in rows if one.shape == ("best_first", *shape[1:]) and one.task == "b"]
+    trace = replay(pair.drafter, text.prompt, text.answer, text.tapped, 14, *shape[3:], best_first=True)
+    assert own.trace() == trace and own.follows and own.looked_for == own.tokens
     chain = ("static", None, 4, 1, pipedec_counts.CHILDREN)
     assert counts.hit_rate(rows, chain) == 1.0  # what follows the deepest layer was not looked for
     assert all(one.hits < one.tokens for one in rows if one.shape == chain)
@@ -202,58 +219,6 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
 def test_static_trees_fit_what_accelerators_take_at_once():
     nodes = [1 + width * depth for _, _, depth, width, _ in counts.statics(pipedec_counts.CHILDREN)]
     assert max(*nodes, 1 + counts.EAGLE_NODES) <= pipedec_counts.WIDTH
-
-
-def test_old_counts_bound_what_was_not_looked_for():
-    """Against trees of which it is known."""
-    generator, depth, sizes = torch.Generator().manual_seed(0), 3, set()
-    for _ in range(200):
-        left, rounds, exact = 20, [], 0
-        while left:
-            layers = min(depth, left)
-            hits = min(int(torch.randint(0, 6, (1,), generator=generator)), layers)
-            exact += hits == depth < left
-            rounds.append([[1] * layers, 1 + layers])
-            left -= min(hits + 1, left)
-        least, most = recompute.unsought(
-            counts.Counted("a", "0", "static", None, depth, 1, 1, 20, 0, rounds),
-        )
-        assert least <= exact <= most
-        sizes.add(most - least)
-    assert 0 in sizes and max(sizes) < 6
-
-
-def test_old_counts_bound_the_record_that_is_of_them(tmp_path, monkeypatch):
-    """No other one, as one that was measured since."""
-    shape = ("static", None, 2, 3, pipedec_counts.CHILDREN)
-    flight = ("flight", None, 2, pipedec_counts.WIDTH, pipedec_counts.CHILDREN)
-    old = counts.Counted("a", "0", *shape, 7, 4, [[[1, 3], 7]] * 3)
-    trees = counts.Counted("a", "0", *flight, 7, 5, [])
-    monkeypatch.setattr(recompute, "RAW", tmp_path)
-    monkeypatch.setattr(recompute, "COMMITTED", tmp_path)
-    (tmp_path / "pipeline").mkdir()
-
-    def recomputed(commit, *rows):
-        record = {"figure": "hits_vs_static", "value": 5.0, "goal": ">= 1.0", "static": shape}
-        (tmp_path / "pipedec.jsonl").write_text(json.dumps(record | {"commit": commit}) + "\n")
-        with gzip.open(tmp_path / recompute.PAIR_COUNTS, "wt") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
-        recompute.pair_hits()
-        return json.loads((tmp_path / "pipedec.jsonl").read_text())
-
-    found, (least, most) = recomputed(recompute.PAIR_COMMIT, old, trees), recompute.unsought(old)
-    assert found["bounds"] == pytest.approx([5 / 6 * (7 - most) / 4, 5 / 6 * (7 - least) / 4], abs=1e-4)
-    assert found["value"] == found["bounds"][0] < found["bounds"][1] and "least value" in found["note"]
-    for commit, rows in (
-        ("0" * 40, [old, trees]),
-        (recompute.PAIR_COMMIT, [replace(old, judged=6), trees]),
-        (recompute.PAIR_COMMIT, [replace(old, width=4), trees]),
-        (recompute.PAIR_COMMIT, [old]),
-    ):
-        found = recomputed(commit, *rows)
-        assert found["value"] == 5.0 and "bounds" not in found
-    (tmp_path / "pipedec.jsonl").write_text("")
-    recompute.pair_hits()
 
 
 def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path, monkeypatch):
