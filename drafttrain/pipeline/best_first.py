@@ -17,29 +17,21 @@ from typing import Any
 import torch
 
 from drafttrain.pipeline.prediction import PredictionTree
-from drafttrain.trees.drafter import Drafter
 
 
 class BestFirstTree(PredictionTree):
     """A drafter's tree for one sequence, its nodes in the order in which they enter the first stage.
 
+    `width` is the most nodes that `grow` adds and that `expand` expands.
+
     Args:
-        width: nodes that `grow` adds, and that `expand` expands, at most.
         groups: number of groups of stages.
+        own: as `PredictionTree` takes them.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        state: Any,
-        root: int,
-        width: int,
-        children: int,
-        groups: int,
-        device: torch.device | str = "cpu",
-    ):
+    def __init__(self, groups: int, *own: Any):
         self.groups = groups
-        super().__init__(drafter, state, root, width, children, device)
+        super().__init__(*own)
 
     _per_node = (*PredictionTree._per_node, "_is_top")
 

@@ -80,7 +80,7 @@ def _tree(
     if request.best_first:
         from drafttrain.pipeline.best_first import BestFirstTree  # which the paper does not have
 
-        return BestFirstTree(*own, len(me.layout.groups))
+        return BestFirstTree(len(me.layout.groups), *own)
     return PredictionTree(*own)
 
 

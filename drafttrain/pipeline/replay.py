@@ -292,8 +292,8 @@ def replay(
     ids = torch.tensor([list(prompt)], device=tapped.device)  # [1, n]
     drafter.update(state, ids, tapped[None, :n], torch.tensor([n], device=tapped.device))
     kind = _foreseen(tapped) if skip_lost else PredictionTree
-    own = drafter, state, text[0], width, children
-    tree = BestFirstTree(*own, groups, tapped.device) if best_first else kind(*own, tapped.device)
+    own = drafter, state, text[0], width, children, tapped.device
+    tree = BestFirstTree(groups, *own) if best_first else kind(*own)
     if isinstance(tree, _Foreseen):
         tree.ahead = text[1:]
     tree.take()  # the root is the first to enter

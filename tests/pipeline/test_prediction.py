@@ -193,7 +193,7 @@ class SlowBestFirst:
 def test_best_first_against_a_list_of_nodes(seed, width, children, groups, layers, tokens):
     """In each timestep some tokens leave; -1 is that of the first child, a hit."""
     drafter, deepest = Table(seed), 8
-    tree = BestFirstTree(drafter, None, 3, width, children, groups)
+    tree = BestFirstTree(groups, drafter, None, 3, width, children)
     slow = SlowBestFirst(drafter.table, 3, width, children, groups)
     tree.take()
     slow.now += 1
@@ -238,4 +238,4 @@ def test_a_late_sibling_is_a_hit():
         return tree.advance(d, torch.zeros(1, 0))
 
     assert not hits(PredictionTree(drafter, None, a, 2, 3))
-    assert hits(BestFirstTree(drafter, None, a, 2, 3, 4))
+    assert hits(BestFirstTree(4, drafter, None, a, 2, 3))
