@@ -29,11 +29,11 @@ class BestFirstTree(PredictionTree):
         own: as `PredictionTree` takes them.
     """
 
+    _per_node = (*PredictionTree._per_node, "_is_top")
+
     def __init__(self, groups: int, *own: Any):
         self.groups = groups
         super().__init__(*own)
-
-    _per_node = (*PredictionTree._per_node, "_is_top")
 
     @property
     def depth(self) -> int:

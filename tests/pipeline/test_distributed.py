@@ -31,7 +31,7 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         "prompt": prompts[0],
         "new": 20,
         "sampling": {},
-        "tree": [6, 8, 3, 1],  # width, children, depth, layers
+        "tree": [6, 8, 3, 1],  # width, children, depth, layers, whether it is best-first
         "groups": [[1], [2], [3]],
         "reads_states": True,  # of the drafter
     }
@@ -43,6 +43,8 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         base | {"mode": "stpp", "sampling": SAMPLED, "prompt": prompts[2]},
         base | {"mode": "pipedec", "tree": [1, 1, 3, 1], "prompt": prompts[1]},
         base | {"mode": "pipedec", "tree": [6, 8, 3, 3], "prompt": prompts[2]},
+        base | {"mode": "pipedec", "tree": [6, 8, 3, 1, True]},
+        base | {"mode": "pipedec", "tree": [6, 8, 3, 2, True], "sampling": SAMPLED, "reads_states": False},
         base | {"mode": "pipedec", "reads_states": False},
         base | {"mode": "slm", "reads_states": False, "sampling": SAMPLED},
         base | {"mode": "pipedec", "reads_states": False, "groups": [[1, 2], [3]], "sampling": SAMPLED},
