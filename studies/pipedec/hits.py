@@ -4,7 +4,8 @@
 
 Texts are decoded greedily once; the trees of any pipeline are then grown against them
 (`drafttrain/pipeline/replay.py`), which gives the hits and timesteps of the real run. Beside them static
-trees with as many layers of the same width.
+trees with as many layers of the same width. At the widest, trees that add as many nodes in several layers of
+a timestep, and best-first ones, are grown as well (ours).
 """
 
 import itertools
@@ -22,14 +23,23 @@ from studies.seed.pairs import Pair, load_pair
 
 PROMPTS = "data/tuning_prompts.jsonl"
 GROUPS, WIDTHS, CHILDREN = (2, 4, 7, 14, 21), (1, 2, 4, 8, 16, 32), (2, 4, 16)
+OURS = ((32, 16, 1, True), *((32 // n, 16, n, best) for n in (2, 4) for best in (False, True)))
 
 
-def count(pair: Pair, texts: Sequence[KnownText], groups: int, width: int, children: int) -> dict[str, Any]:
+def count(
+    pair: Pair,
+    texts: Sequence[KnownText],
+    groups: int,
+    width: int,
+    children: int,
+    layers: int = 1,
+    best_first: bool = False,
+) -> dict[str, Any]:
     """Return hits and timesteps of a pipeline of some groups over all texts, and hits of static trees."""
     tokens = judged = hits = steps = nodes = static_hits = static_judged = static_nodes = rounds = 0
     for text in texts:
         known = text.prompt, text.answer, text.tapped
-        trace = replay(pair.drafter, *known, groups, width, children)
+        trace = replay(pair.drafter, *known, groups, width, children, layers, best_first=best_first)
         tokens, judged = tokens + len(text.answer) - 1, judged + max(trace.tokens - 1, 0)
         hits, steps = hits + trace.hits, steps + len(trace.steps)
         nodes += sum(map(sum, (step.nodes for step in trace.steps)))
@@ -41,6 +51,8 @@ def count(pair: Pair, texts: Sequence[KnownText], groups: int, width: int, child
         "groups": groups,
         "width": width,
         "children": children,
+        "layers": layers,
+        "best_first": best_first,
         "tokens": tokens,
         "hit_rate": round(hits / max(judged, 1), 4),
         "timesteps_per_token": round(steps / max(tokens, 1), 4),
@@ -56,8 +68,8 @@ def study(args: Namespace) -> None:
     prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
     taps, rows = getattr(pair.drafter.config, "tapped_blocks", []), []
     texts = known_texts(pair.target, taps, prompts, args.new_tokens, SamplingParams())
-    for groups, width, children in itertools.product(GROUPS, WIDTHS, CHILDREN):
-        rows.append(count(pair, texts, groups, width, children))
+    for groups, tree in itertools.product(GROUPS, (*itertools.product(WIDTHS, CHILDREN), *OURS)):
+        rows.append(count(pair, texts, groups, *tree))
         print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
         write_json(args.out / f"hits_{pair.name}.json", rows)
 

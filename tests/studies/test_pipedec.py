@@ -58,6 +58,8 @@ def test_hits_grow_with_width_and_fall_with_stages(tiny_target, tiny_bundle):
     assert narrow["hit_rate"] <= wide["hit_rate"] and narrow["static_share"] <= wide["static_share"]
     for row, groups in ((narrow, 2), (wide, 2), (deep, 6)):
         assert 1 <= row["timesteps_per_token"] <= groups and row["nodes_per_timestep"] > 0
+    best = hits.count(pair, texts, 6, 64, 128, best_first=True)
+    assert best["hit_rate"] >= deep["hit_rate"] and best["best_first"]
 
 
 def test_trees_of_paced_ranks_are_those_of_least_time(tiny_target, tiny_bundle):
@@ -250,8 +252,9 @@ def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path
 def test_all_modes_write_the_targets_texts(pair, tiny_target_folder, some_tasks):
     prompts = [one.token_ids(pair.target.tokenizer) for one in some_tasks["a"]]
     rows = mismatches.compare_both(pair, str(tiny_target_folder), prompts, 8)
-    assert [row["differ"] for row in rows] == [0] * (6 * 2 * 4) and {row["texts"] for row in rows} == {2}
-    assert sum(row["follows"] for row in rows) == 2 * 2 * 4
+    assert [row["differ"] for row in rows] == [0] * (6 * 2 * 6) and {row["texts"] for row in rows} == {2}
+    assert sum(row["follows"] for row in rows) == 2 * 2 * 6
+    assert sum(row["best_first"] for row in rows) == 6 * 2 * 2
 
 
 def test_a_small_lm_that_is_the_target_has_all_its_tokens(tiny_target_folder):
