@@ -7,9 +7,10 @@ those of WMT14 named by --prompts wmt14=FILE; a larger target and its small LM a
 pair is SmolLM2 with the committed EDD drafter. Cuts, width, children and static tree of real ranks are chosen
 on tuning prompts.
 
-Estimated minutes on 2 cores: `pipedec_vs_pp` 30, `paced14_vs_pp` 50, `paced14_layers_vs_stpp` and
-`paced14_best_first_vs_stpp` 20 each, `sim_error` 15 after `pipedec_vs_pp` and `paced14_vs_pp`, the pair's
-counts 60 (`--resume` goes on), `pipeline_mismatches` 40, `top8_accuracy` 30, the others 1 to 3.
+Estimated minutes on 2 cores: `pipedec_vs_pp` and `pipedec_best_first_vs_pp` 30 each, `paced14_vs_pp` 50,
+`paced14_layers_vs_stpp` and `paced14_best_first_vs_stpp` 20 each, `sim_error` 15 after `pipedec_vs_pp` and
+`paced14_vs_pp`, the pair's counts 60 (`--resume` goes on), `pipeline_mismatches` 40, `top8_accuracy` 30, the
+others 1 to 3.
 """
 
 from drafttrain.data.prompts import read_prompts
@@ -34,6 +35,7 @@ from studies.figures.pipedec_ranks import (
     paced_best_first,
     paced_several,
     real,
+    real_best_first,
     sim_error,
     sync,
 )
@@ -104,6 +106,7 @@ GROUPS = [
         size=Size({"mt_bench": MISMATCH_PROMPTS}),
     ),
     Group({"pipedec_vs_pp": ">= 1.15"}, real, long=True, size=Size(ALL_TASKS, REPEATS)),
+    Group({"pipedec_best_first_vs_pp": ">= 1.15"}, real_best_first, long=True, size=Size(ALL_TASKS, REPEATS)),
     Group({"paced14_vs_pp": ">= 2.0", "paced14_vs_stpp": ">= 1.3"}, paced, long=True, size=Size(ALL_TASKS)),
     Group({"paced14_layers_vs_stpp": ">= 1.3"}, paced_several, long=True, size=Size(ALL_TASKS)),
     Group({"paced14_best_first_vs_stpp": ">= 1.3"}, paced_best_first, long=True, size=Size(ALL_TASKS)),

@@ -39,33 +39,60 @@ PACED_STAGES, ALL_PROMPTS = (4, 7, 8, 14), 14  # one prompt of each task but wit
 PACED_TREES = "paced.json"  # width, children, layers and tree of paced ranks
 SIMULATED = (4, 7, 14)
 LATE = 0.01  # share of paced pieces of work that may be late
-REAL, PACED_RAW = "pipedec_real", "pipedec_paced_{}"
+REAL, BEST_FIRST_RAW, PACED_RAW = "pipedec_real", "pipedec_real_best_first", "pipedec_paced_{}"
 
 
 def real(run: Run) -> Measured:
     """Two ranks of one thread each, all modes in turn, each with what was the fastest on tuning prompts."""
     run.check_quiet()
-    folder, prompts = run.folder(REAL), tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
-    if not (folder / tuning.RAW).exists():
-        start(
-            "studies.pipedec.tuning", "--recipe", RECIPE, "--limit", str(TUNING_PROMPTS), "--out", str(folder)
-        )
-    best = read_json(folder / tuning.RAW)["best"]
+    folder, best, prompts = _tuned_ranks(run, REAL)
     keys = {**shape(best), "tree": best["stpp"]["tree"], "max_new_tokens": NEW_TOKENS}
-    cut = {mode: row["cut"] for mode, row in best.items()}
+    cut = {mode: best[mode]["cut"] for mode in modes.MODES}
     repeats = 1 if run.limit else REPEATS
-    tasks.write_prompts(prompts, folder / "prompts.jsonl")
     measured = modes.run_modes(RECIPE, folder / "prompts.jsonl", keys, cut, repeats, folder)
     seconds = {mode: modes.per_token(measured["rows"], mode) for mode in modes.MODES}
     notes = {
         "pipedec_vs_stpp": ratio(seconds["stpp"], seconds["pipedec"]),
-        "settings": best,
+        "settings": {mode: best[mode] for mode in modes.MODES},
         "tokens_per_second": {mode: rate(own) for mode, own in seconds.items()} | one_process(folder),
         "hit_rate": hit_rate(measured["rows"]),
         "size": {"prompts": tasks.sizes(prompts), "repeats": repeats},
         **agreement(measured),
     }
     return {"pipedec_vs_pp": ratio(seconds["pp"], seconds["pipedec"]) | notes}
+
+
+def real_best_first(run: Run) -> Measured:
+    """Best-first trees (ours) against plain pipelining on two ranks."""
+    run.check_quiet()
+    folder, best, prompts = _tuned_ranks(run, BEST_FIRST_RAW)
+    own = best["best_first"]
+    keys = {key: own[key] for key in ("width", "children", "layers")}
+    keys |= {"best_first": "true", "max_new_tokens": NEW_TOKENS}
+    cut, wanted = {"pp": best["pp"]["cut"], "pipedec": own["cut"]}, ("pp", "pipedec")
+    repeats = 1 if run.limit else REPEATS
+    measured = modes.run_modes(RECIPE, folder / "prompts.jsonl", keys, cut, repeats, folder, wanted)
+    seconds = {mode: modes.per_token(measured["rows"], mode) for mode in wanted}
+    notes = {
+        "settings": {"pp": best["pp"], "pipedec": own},
+        "tuned_pipedec": best["pipedec"],
+        "tokens_per_second": {mode: rate(own) for mode, own in seconds.items()},
+        "hit_rate": hit_rate(measured["rows"]),
+        "size": {"prompts": tasks.sizes(prompts), "repeats": repeats},
+        **agreement(measured),
+    }
+    return {"pipedec_best_first_vs_pp": ratio(seconds["pp"], seconds["pipedec"]) | notes}
+
+
+def _tuned_ranks(run: Run, name: str) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """Return the folder of a figure of two ranks, what was the fastest on tuning prompts, and the prompts."""
+    folder, prompts = run.folder(name), tasks.read_tasks(run.more_prompts, run.prompts(1, tasks.PROMPTS))
+    if not (folder / tuning.RAW).exists():
+        start(
+            "studies.pipedec.tuning", "--recipe", RECIPE, "--limit", str(TUNING_PROMPTS), "--out", str(folder)
+        )
+    tasks.write_prompts(prompts, folder / "prompts.jsonl")
+    return folder, read_json(folder / tuning.RAW)["best"], prompts
 
 
 def shape(best: Mapping[str, Any]) -> dict[str, int]:
@@ -216,8 +243,8 @@ def sim_error(run: Run) -> Measured:
     )
     best = read_json(real_folder / tuning.RAW)["best"]
     runs = {}
-    for mode, row in best.items():  # every mode has a cut of its own
-        keys = {**shape(best), "tree": best["stpp"]["tree"], "stages.blocks": row["cut"]}
+    for mode in modes.MODES:  # every mode has a cut of its own
+        keys = {**shape(best), "tree": best["stpp"]["tree"], "stages.blocks": best[mode]["cut"]}
         runs[f"real 2, {mode}"] = real_folder, keys, (mode,)
     trees = paced_trees(run)
     for n, place in zip(SIMULATED, paced_folders):
