@@ -32,7 +32,6 @@ from studies.figures import vllm as vllm_figures
 from studies.figures.__main__ import TOPICS
 from studies.goals import HISTORY, Group, Measured, judge, read_rows, rounded
 from studies.policies import table
-from studies.training_speed import TrainingSpeed
 
 RAW = Path("docs/results/raw")
 NEW_TOKENS = 96  # at most, in table2.jsonl
@@ -123,15 +122,6 @@ def speed() -> Measured:
     }
 
 
-def training() -> Measured:
-    rounds = TrainingSpeed(**read_json(RAW / "training_rounds.json"))
-    size = {"size": {"repeats": len(rounds.online)}}
-    return {
-        "train_ratio": {"value": rounds.train_ratio, **size},
-        "offline_ratio": {"value": rounds.offline_ratio, **size},
-    }
-
-
 def tree_policies() -> Measured:
     """The policies' table and figures, large trees, and the EDD paper's Tables 2 and 3."""
     folder = RAW / "trees"
@@ -208,7 +198,7 @@ def reasons(row: dict[str, Any], group: Group) -> list[str]:
 
 def main() -> int:
     """Recomputes everything; returns the exit status."""
-    found = speed() | training() | tree_policies() | c2t() | n_grams() | rivals()
+    found = speed() | tree_policies() | c2t() | n_grams() | rivals()
     for topic, groups in TOPICS.items():
         path, rows = HISTORY / f"{topic}.jsonl", []
         known = {name: group for group in groups for name in group.goals}
