@@ -20,7 +20,7 @@ class EvaluateConfig:
         prompts: the prompt sets; each gets a row of the table.
         tune_prompts: prompts on which the tree is chosen; none of a benchmark's.
         trees: growth policies to try on tune_prompts, such as `chain:length=4`, `timed`, `c2t` or
-            `eagle2:top_k=4,max_depth=5,total=12`; the fastest is used. Empty: the bundle's recommended tree.
+            `eagle2:top_k=4,max_depth=5,total=12`; the fastest is chosen. []: the default tree of the bundle.
         max_new_tokens: tokens decoded per chat turn at most.
         repeats: interleaved repetitions of each measurement.
         lossless_prompts: prompts decoded in fp32 to check that the output is the same. 0: none.

@@ -53,10 +53,8 @@ class BestFirstTree(PredictionTree):
         worth = self._worth()[:, None] + self._log_probs  # [n, c], -inf for candidates in the tree
         if self._known[end := self._end_of_chain()]:
             worth[end, 0] = torch.inf
-        worth = worth.masked_fill(
-            (self.tree.depths[0] >= max_depth)[:, None], -torch.inf
-        ).flatten()  # [n * c]
-        best, places = worth.topk(min(self.width, len(worth)))  # [w]
+        worth[self.tree.depths[0] >= max_depth] = -torch.inf
+        best, places = worth.flatten().topk(min(self.width, worth.numel()))  # [w] of n * c
         places = places[best > -torch.inf].sort().values  # [f]
         if not len(places):
             return False

@@ -1,7 +1,6 @@
 // Forward KL from one softmax to another, row by row, with its gradient: a row's logits stay in the cache between passes.
 
 #include <cmath>
-#include <type_traits>
 
 #include "threads.h"
 #include "vectors.h"
