@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from drafttrain.pipeline.prediction import PredictionTree
+from drafttrain.pipeline.prediction import TimedTree
 
 
-class BestFirstTree(PredictionTree):
+class BestFirstTree(TimedTree):
     """A drafter's tree for one sequence, its nodes in the order in which they enter the first stage.
 
     `width` is the most nodes that `grow` adds and that `expand` expands.
@@ -29,7 +29,7 @@ class BestFirstTree(PredictionTree):
         own: as `PredictionTree` takes them.
     """
 
-    _per_node = (*PredictionTree._per_node, "_is_top")
+    _per_node = (*TimedTree._per_node, "_is_top")
 
     def __init__(self, groups: int, *own: Any):
         self.groups = groups

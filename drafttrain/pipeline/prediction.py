@@ -42,13 +42,9 @@ class PredictionTree:
         root: the last emitted token.
         width: nodes of a layer at most.
         children: candidates for each node.
-
-    Attributes:
-        now: number of calls of `take`, which is the number of the current timestep.
-        entered: timestep in which each node enters the first stage, int64 [n].
     """
 
-    _per_node = ("_log_probs", "_tokens", "_known", "entered")
+    _per_node = ("_log_probs", "_tokens", "_known")
 
     def __init__(
         self,
@@ -60,7 +56,7 @@ class PredictionTree:
         device: torch.device | str = "cpu",
     ):
         self.drafter, self.state, self.width, self.device = drafter, state, width, device
-        self.children, self.now = min(children, drafter.draft_vocab_size), 0
+        self.children = min(children, drafter.draft_vocab_size)
         self._restart(root)
 
     @property
@@ -104,12 +100,9 @@ class PredictionTree:
         for name in self._per_node:
             values = getattr(self, name)
             setattr(self, name, torch.cat([values, values.new_zeros(added, *values.shape[1:])]))
-        self.entered[-added:] = self.now + 1
 
     def take(self) -> Layers | None:
-        """Return the nodes added since the last call, root first after a restart; None without any. They
-        enter the first stage in the timestep that begins now."""
-        self.now += 1
+        """Return the nodes added since the last call, root first after a restart; None without any."""
         first, self._taken = self._taken, self.tree.width
         if first == self._taken:
             return None
@@ -143,8 +136,31 @@ class PredictionTree:
         self._tokens = root.new_zeros(1, self.children)  # [n, c] candidates after each node
         self._log_probs = self._tokens.float()  # [n, c]
         self._known = torch.zeros_like(root, dtype=torch.bool)  # [n] whether a node has been expanded
-        self.entered = torch.full_like(root, self.now + 1)  # [n]
         self._taken = 0  # nodes, the first ones, that `take` has returned
+
+
+class TimedTree(PredictionTree):
+    """A prediction tree that knows when its nodes enter the pipeline.
+
+    Attributes:
+        now: number of calls of `take`, which is the number of the current timestep.
+        entered: timestep in which each node enters the first stage, int64 [n].
+    """
+
+    _per_node = (*PredictionTree._per_node, "entered")
+    now = 0
+
+    def take(self) -> Layers | None:
+        self.now += 1
+        return super().take()
+
+    def _lengthen(self, added: int) -> None:
+        super()._lengthen(added)
+        self.entered[-added:] = self.now + 1
+
+    def _restart(self, token: int) -> None:
+        super()._restart(token)
+        self.entered = torch.full_like(self.tree.tokens[0], self.now + 1)  # [1]
 
 
 def follows_prompt(reads_states: bool, prompt: Sequence[int]) -> bool:

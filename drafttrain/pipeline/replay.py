@@ -14,7 +14,7 @@ import torch
 
 from drafttrain.inference.session import DRAFT_SLOTS
 from drafttrain.pipeline.best_first import BestFirstTree
-from drafttrain.pipeline.prediction import PredictionTree, draft, follows_prompt
+from drafttrain.pipeline.prediction import TimedTree, draft, follows_prompt
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
@@ -80,7 +80,7 @@ class Round:
     judged: int
 
 
-class _Foreseen(PredictionTree):
+class _Foreseen(TimedTree):
     """A prediction tree that spares the drafter's forwards over layers without the text's token, which a miss
     will discard. Their nodes get the candidate -1, which no text has, with equal probabilities."""
 
@@ -291,7 +291,7 @@ def replay(
     state = drafter.new_state(1, n + len(text) + groups * layers)
     ids = torch.tensor([list(prompt)], device=tapped.device)  # [1, n]
     drafter.update(state, ids, tapped[None, :n], torch.tensor([n], device=tapped.device))
-    kind = _foreseen(tapped) if skip_lost else PredictionTree
+    kind = _foreseen(tapped) if skip_lost else TimedTree
     own = drafter, state, text[0], width, children, tapped.device
     tree = BestFirstTree(groups, *own) if best_first else kind(*own)
     if isinstance(tree, _Foreseen):
