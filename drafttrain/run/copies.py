@@ -81,8 +81,9 @@ def seconds_killed(folder: Path, marker: Path) -> float:
 
 
 def set_aside(folder: Path, names: Sequence[str], place: Path, marker: Path) -> Iterator[tuple[str, Path]]:
-    """Mark a finished folder as unfinished and move some of its files to a free name below `place`; they are
-    not deleted, because somebody may have changed them on purpose.
+    """Move some files of a finished folder to a free name below `place`, then mark the folder as unfinished.
+    The files are not deleted, because somebody may have changed them on purpose. A kill in between leaves a
+    finished folder that lacks files, never an unfinished one with damaged files.
 
     Args:
         marker: gets the note of the unfinished folder.
@@ -90,15 +91,14 @@ def set_aside(folder: Path, names: Sequence[str], place: Path, marker: Path) -> 
     Yields:
         name and new place of each that exists.
     """
-    record = read_record(folder)
-    write_json(marker, {name: record[name] for name in ("made_from", "wall_seconds")})
-    (folder / RECORD).unlink()
-    free = _free(folder, place)
+    record, free = read_record(folder), _free(folder, place)
     for name in names:
         if (folder / name).exists():
             (free / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / name, free / name)
             yield name, free / name
+    write_json(marker, {name: record[name] for name in ("made_from", "wall_seconds")})
+    (folder / RECORD).unlink()
 
 
 def _link(source: str, target: str) -> None:

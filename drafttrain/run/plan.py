@@ -29,7 +29,7 @@ def print_plan(
     Args:
         estimate: `estimate(stage, recipe, folders)` gives what the stage of that name will take.
     """
-    table = Table(title=f"{workflow.output}: what would run", title_justify="left")
+    table = Table(title=escape(f"{workflow.output}: what would run"), title_justify="left")
     for heading in ("stage", "action", "why", "estimate"):
         table.add_column(heading, overflow="fold")
     for decision in decisions:

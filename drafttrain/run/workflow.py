@@ -401,8 +401,11 @@ class Workflow:
         """Return the stages from `first` to `last`, or `only` one.
 
         Raises:
-            UserError: no such stage, or a selected stage needs a file of the user's that does not exist.
+            UserError: no such stage, `only` together with another one, or a selected stage needs a file of
+                the user's that does not exist.
         """
+        if only is not None and (first, last) != (None, None):
+            raise UserError(f"--only: must be given without --from and --until, got {only}; leave out either")
         begin = 0 if first is None else self.stages.index(self._stage(first))
         end = len(self.stages) if last is None else self.stages.index(self._stage(last)) + 1
         selected = self.stages[begin:end]
@@ -412,8 +415,8 @@ class Workflow:
             selected = [self._stage(only)]
             if not selected[0].enabled(self.recipe):
                 raise UserError(f"{only}: this recipe does not ask for it; see its section in the recipe")
-        run = {stage.name for stage in selected if stage.enabled(self.recipe)}
-        if unused := sorted(self.again - run):
+        run = [stage.name for stage in selected if stage.enabled(self.recipe)]
+        if unused := sorted(self.again.difference(run)):
             raise UserError(
                 f"--again: must name a stage that runs, got {unused[0]}; there are {', '.join(run)}"
             )

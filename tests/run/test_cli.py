@@ -158,6 +158,10 @@ def test_a_removed_command_names_its_replacement(name, capsys):
             ["train", "small.yaml", "--training.lr"],
             "--training.lr: must be an option or have a value, got none",
         ),
+        (
+            ["run", "small.yaml", "--only", "train", "--from", "corpus"],
+            "--only: must be given without --from and --until, got train",
+        ),
         (["run", "small.yaml", "more"], "more: expected an override such as --training.lr 1e-3, got more"),
         (["run", "small.yaml", "--from", "nothing"], "nothing: no such stage; there are fetch-target, "),
         (["regenerate", "small.yaml"], "regenerate: this recipe does not ask for it"),

@@ -240,6 +240,27 @@ def test_a_damaged_folder_is_repaired(stage, file, damage, recipe, fakes):
     assert kept.exists() == (damage != "gone")
 
 
+def test_killed_while_damaged_files_are_set_aside(recipe, fakes, monkeypatch):
+    """The folder must not pass for an unfinished one that still holds its damaged file."""
+    run(recipe, fakes)
+    path = Path(recipe.output) / "upper_made" / "upper.txt"
+    path.write_text("damaged")
+    move = os.replace
+
+    def killed(source, target):
+        if "previous" in str(target):
+            raise KeyboardInterrupt
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, fakes)
+    monkeypatch.undo()
+    ran, printed = run(recipe, fakes)
+    assert ran == ["upper"] and fakes.found[-1] == ["half.txt"] and "damaged: upper.txt" in printed
+    assert path.read_text() == "HELLO WORLD!"
+
+
 def test_checkpoints_may_be_removed(recipe, fakes):
     make = fakes.stages[1].run
 
@@ -550,6 +571,14 @@ def test_dry_run_changes_nothing(recipe, fakes):
     assert "words.text: hello → bye" in printed and "words will be made again" in printed
     assert "disk: 3 GB" in printed and "reads: words_made" in printed
     assert {path: path.stat().st_mtime_ns for path in Path(recipe.output).rglob("*")} == before
+
+
+def test_brackets_in_the_name_of_a_run_are_no_markup(recipe, fakes):
+    recipe.output += "[/b]"
+    console = Console(file=io.StringIO(), width=200)
+    flow = Workflow(recipe, fakes.stages, console)
+    print_plan(flow, plan(flow), lambda stage, recipe, folders: {})
+    assert "/run[/b]: what would run" in console.file.getvalue()
 
 
 def test_summary(recipe, fakes):
