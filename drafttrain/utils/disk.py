@@ -21,7 +21,8 @@ def disk_problem(error: BaseException, place: str | os.PathLike = "disk") -> str
         place: path that was being written, named if the error does not name one (that of `write` never does).
     """
     if isinstance(error, OSError) and error.errno in BAD_PLACE and error.filename:
-        return f"{error.filename}: {error.strerror}; choose another place, or resolve that"
+        where = error.filename2 or error.filename  # of a rename the new name: the old one is a temporary file
+        return f"{where}: {error.strerror}; choose another place, or resolve that"
     chain: list[BaseException] = [error]  # safetensors and torch have error types of their own
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)

@@ -86,6 +86,12 @@ def test_what_an_error_shows_of_the_disk(error, expected):
     assert found is None if expected is None else found.startswith(expected)
 
 
+def test_a_folder_in_place_of_a_file_is_named_itself(tmp_path):
+    with pytest.raises(OSError) as caught:
+        write_json(tmp_path, 1)
+    assert disk_problem(caught.value).startswith(f"{tmp_path}: Is a directory; ")
+
+
 def test_a_full_disk_inside_another_error():
     try:
         try:
