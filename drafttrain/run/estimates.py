@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -35,7 +34,7 @@ from drafttrain.target_lm.known import is_known
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.outlook import doubts
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json
+from drafttrain.utils.files import read_json, usable
 
 Folders = dict[str, Path]
 Estimate = dict[str, str]
@@ -309,8 +308,8 @@ def _corpus_tokens(recipe: Recipe, folders: Folders) -> tuple[int, str]:
     """Return (tokens, "") of a corpus that is built, else tokens and "planned ", "about " or "at most "."""
     record = folders["corpus"] / "corpus.json"
     if record.exists():
-        counts: dict[str, Any] = read_json(record)["counts"]
-        return counts["train"]["tokens"], ""
+        with usable(record, "run the stage corpus again"):
+            return int(read_json(record)["counts"]["train"]["tokens"]), ""
     if recipe.plan.corpus_tokens is not None:
         return recipe.plan.corpus_tokens, "planned "
     return _recipe_tokens(recipe, folders)

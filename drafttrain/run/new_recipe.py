@@ -29,7 +29,7 @@ SPACING = 10  # at most one chat in this many is held out
 LENGTH = 1024  # tokens of a row, and of prompt and answer together
 FEW = 5000  # conversations below which a few epochs are too little training
 TEMPLATE = "new_recipe.yaml.jinja"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")  # with a branch
 
 
 def new_recipe(
@@ -55,9 +55,9 @@ def new_recipe(
     Raises:
         UserError: chats cannot be read, or a file to write exists.
     """
-    file = Path(out or f"{Path(target).name.removesuffix('.gguf').lower()}.yaml")
-    held_out = file.with_suffix(".prompts.jsonl")
+    file = Path(out or f"{Path(target).absolute().name.removesuffix('.gguf').lower()}.yaml")
     _refuse_existing(file, file)
+    held_out = file.with_suffix(".prompts.jsonl")
     _require_target(target)
     prompts, n = _read(chats)
     positions = _positions(target)
@@ -121,10 +121,17 @@ def _read(paths: Sequence[str]) -> tuple[list[str], int]:
 
 
 def _positions(target: str) -> float:
-    """Return the number of positions of a target in a local folder; infinity for others."""
+    """Return the number of positions of a target in a local folder; infinity for others.
+
+    Raises:
+        UserError: its config is damaged.
+    """
     config = Path(target) / "config.json"
     known = read_json(config) if config.is_file() else {}
-    return known.get("max_position_embeddings") or math.inf
+    positions = known.get("max_position_embeddings") or math.inf if isinstance(known, dict) else None
+    if not isinstance(positions, int | float):
+        raise UserError(f"{config}: must be the config of a model; give a folder that save_pretrained wrote")
+    return positions
 
 
 def _render(**values: Any) -> str:

@@ -34,7 +34,7 @@ from drafttrain.run.stages import STAGES
 from drafttrain.run.target import target_model
 from drafttrain.run.workflow import Workflow
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json
+from drafttrain.utils.files import read_json, usable
 from drafttrain.utils.locks import locked
 from drafttrain.utils.writing import write_json
 
@@ -159,9 +159,11 @@ def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) ->
     made_for = {"minutes": minutes, "target": asdict(recipe.target), "machine": machine}
     with locked(recipe.output):  # a second quickstart would disturb the first's timings and change its plan
         record = read_json(file) if file.exists() else {}
-        if record.get("made_for") == made_for:
-            speeds, seconds = Speeds(**record["speeds"]), record["seconds"]
-        else:
+        with usable(file, "delete it, and this machine is measured again"):
+            is_known = record.get("made_for") == made_for
+            if is_known:
+                speeds, seconds = Speeds(**record["speeds"]), float(record["seconds"])
+        if not is_known:
             console.print("measuring this machine", highlight=False)
             from drafttrain.run.speeds import measure_speeds  # slow: imports what trains and decodes
 

@@ -24,7 +24,7 @@ from drafttrain.data.config import CorpusConfig, RegenerateConfig
 from drafttrain.drafters.config import DrafterConfig, drafter_folder, read_config
 from drafttrain.evaluation.config import EvaluateConfig
 from drafttrain.export.config import ExportConfig
-from drafttrain.run.options import without_none
+from drafttrain.run.options import default_of, without_none
 from drafttrain.self_draft.config import NgramConfig
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig
@@ -266,10 +266,15 @@ def _check_keys(cls: type, values: Any, where: str, prefix: str = "", root: type
         if in_list and not isinstance(value, list):
             raise UserError(f"{where}: {prefix}{key}: must be a list, got {value!r}")
         for i, one in enumerate(value if in_list else [value]):
+            if in_list and one == {}:  # jsonargparse explains classes then
+                needed = [item.name for item in keys_of(section) if default_of(item) is dataclasses.MISSING]
+                missing = ", ".join(f"{prefix}{key}.{name}" for name in needed)
+                raise UserError(f"{where}: missing {missing}; give each entry of {prefix}{key} these keys")
             _check_keys(section, one, where, f"{prefix}{key}{f'[{i}]' if in_list else ''}.", root)
 
 
 def keys_of(cls: type) -> list[dataclasses.Field]:
+    """Return the fields of a settings dataclass that are keys of a recipe."""
     return [item for item in dataclasses.fields(cls) if item.init]
 
 

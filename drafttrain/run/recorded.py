@@ -4,7 +4,7 @@ from pathlib import Path
 
 from drafttrain.run.target import PLACE
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json
+from drafttrain.utils.files import read_json, usable
 
 
 def recorded_target(corpus: str | Path) -> str:
@@ -21,6 +21,13 @@ def recorded_target(corpus: str | Path) -> str:
 
 
 def recorded_place(folder: Path) -> Path | None:
-    """Return the path of the target from the folder of a run's stage fetch-target; None if not recorded."""
+    """Return the path of the target from the folder of a run's stage fetch-target; None if not recorded.
+
+    Raises:
+        UserError: the record is damaged.
+    """
     record = folder / PLACE
-    return Path(read_json(record)["place"]) if record.exists() else None
+    if not record.exists():
+        return None
+    with usable(record, "run the stage fetch-target again"):
+        return Path(read_json(record)["place"])

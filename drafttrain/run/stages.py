@@ -7,6 +7,7 @@ holds the evaluation's result, so the trained drafter is evaluated first and exp
 
 import copy
 import dataclasses
+import os
 import warnings
 from functools import partial
 from pathlib import Path
@@ -114,7 +115,9 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
 
     place = Path(resolve_target(target_model(recipe)))
     config = place / "config.json"
-    kind = read_json(config).get("model_type") if config.is_file() else SUPPORTED_TARGETS[0]
+    settings = read_json(config) if config.is_file() else {"model_type": SUPPORTED_TARGETS[0]}
+    if not isinstance(settings, dict) or not isinstance(kind := settings.get("model_type"), str):
+        raise UserError(f"{config}: must hold a model_type; give a folder that save_pretrained wrote")
     if _is_trained(recipe) and "model" not in recipe.drafter.settings and kind not in SUPPORTED_TARGETS:
         known = ", ".join(SUPPORTED_TARGETS)  # training refuses it, after hours of answers and states
         warnings.warn(f"target.model: must be one of {known} to train a drafter, got {kind}", stacklevel=2)
@@ -335,7 +338,7 @@ def _ngram_files(recipe: Recipe) -> list[str]:
 
 def _local(model: str | None) -> list[str]:
     """Return the folder or file of a model; none for a Hub id or a known name."""
-    path = Path(model or "").expanduser()
+    path = Path(os.path.expanduser(model or ""))  # that of `Path` raises for an unknown user
     return [str(path)] if model and path.exists() else []
 
 

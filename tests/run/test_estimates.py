@@ -146,3 +146,9 @@ def test_answers_that_are_still_to_be_given_count(tmp_path):
     (folders["regenerate"] / "responses.jsonl").write_text("x" * 11_000)
     assert estimates.corpus(recipe, folders)["tokens"] == "about 1,000"
     assert estimates._corpus_tokens(recipe, {"corpus": tmp_path / "corpus"}) == (1000, "about ")
+
+
+def test_a_damaged_record_of_the_corpus_is_one_line(tmp_path):
+    (tmp_path / "corpus.json").write_text("{}")
+    with pytest.raises(UserError, match="corpus.json: damaged"):
+        estimates._corpus_tokens(load_recipe("recipes/quickstart.yaml"), {"corpus": tmp_path})

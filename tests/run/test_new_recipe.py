@@ -107,6 +107,8 @@ def test_prompts_that_may_not_fit_are_not_held_out(chats, monkeypatch):
             "did you mean smollm2-135m-instruct?",
         ),
         (["--chats", "chats.json", "--target", "."], "--target: must be a folder with a config.json, got ."),
+        (["--chats", "chats.json", "--out", "."], "--out: must name a new file, got .; . exists"),
+        (["--chats", "chats.json", "--out", "/"], "--out: must name a new file, got /; / exists"),
         (["--chat", "chats.json"], "--chat: no such option; did you mean --chats?"),
     ],
 )
@@ -117,3 +119,17 @@ def test_mistakes(words, expected, chats, capsys):
     error = capsys.readouterr().err
     assert expected in error and error.count("\n") == 1
     assert sorted(path.name for path in chats.iterdir()) == ["chats.json", "old.yaml"]
+
+
+@pytest.mark.parametrize("config", [[], {"max_position_embeddings": "many"}])
+def test_a_broken_config_of_the_target_is_one_line(config, chats, capsys):
+    Path("broken").mkdir()
+    Path("broken/config.json").write_text(json.dumps(config))
+    assert main(["new-recipe", "--target", "broken", "--chats", "chats.json"]) == 2
+    error = capsys.readouterr().err
+    assert "broken/config.json: " in error and error.count("\n") == 1
+
+
+def test_a_target_may_name_its_branch(chats):
+    assert main(["new-recipe", "--target", "org/x@dev", "--chats", "chats.json", "--out", "own.yaml"]) == 0
+    assert load_recipe("own.yaml").target.model == "org/x@dev"

@@ -241,11 +241,13 @@ def test_mistakes_are_one_line(settings, message, words, capsys):
     assert out == "" and err.count("\n") == 1 and message in err
 
 
-def test_a_damaged_record_is_named(words, capsys):
+@pytest.mark.parametrize("text, problem", [("{", "cannot be read as JSON"), ("[]", "damaged (")])
+def test_a_damaged_record_is_named(text, problem, words, capsys):
     run_dir(words).mkdir()
-    (run_dir(words) / "quickstart.json").write_text("{")
+    (run_dir(words) / "quickstart.json").write_text(text)
     assert main(words) == 2
-    assert "quickstart.json: cannot be read as JSON" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"quickstart.json: {problem}" in error and error.count("\n") == 1
 
 
 def test_sources_share_what_is_planned(monkeypatch):

@@ -126,6 +126,10 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ),
         ("evaluate: {prompts: [{name: a}]}", "missing evaluate.prompts.path"),
         (
+            "evaluate: {prompts: [{}]}",
+            ".yaml: missing evaluate.prompts.name, evaluate.prompts.path",
+        ),
+        (
             "evaluate: {prompts: [{name: a, path: b, limit: x}]}",
             "evaluate.prompts.limit: must be a whole number or null, got x",
         ),

@@ -21,7 +21,7 @@ from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
-from drafttrain.run import cli, estimates
+from drafttrain.run import cli, estimates, stages
 from drafttrain.run.recipe import load_recipe
 from drafttrain.run.recorded import recorded_target
 from drafttrain.run.stages import STAGES, drafter_shape
@@ -113,6 +113,34 @@ def test_states_kept_by_regeneration_are_not_computed_again(folder, capsys):
     words = ["--hidden_states.mode", "online", "--regenerate.keep_states", "true", "--until", "regenerate"]
     assert cli.main([*command, "--output", "online/run", *words]) == 0
     assert not Path("online/run/regenerated/.states").exists()
+
+
+def test_the_home_of_an_unknown_user_is_no_folder():
+    assert stages._local("~nobody-here/model") == []
+
+
+@pytest.mark.parametrize("config", ["[]", '{"model_type": 5}'])
+def test_a_folder_without_a_models_config_is_one_line(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("chats.json").write_text("[]")
+    Path("target").mkdir()
+    Path("target/config.json").write_text(config)
+    Path("r.yaml").write_text(
+        "target: {model: target}\ncorpus: {sources: [{path: chats.json}], max_length: 64}\n"
+    )
+    assert cli.main(["run", "r.yaml", "--only", "fetch-target"]) == 2
+    assert "target/config.json: must " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("record", ["{}", "[]", '{"place": 5}'])
+def test_a_damaged_record_of_the_target_is_one_line(record, tmp_path, capsys):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "corpus.json").write_text("{}")
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / ".place.json").write_text(record)
+    assert cli.main(["corpus", str(tmp_path / "corpus"), "--view", "1"]) == 2
+    error = capsys.readouterr().err
+    assert ".place.json: damaged" in error and error.count("\n") == 1
 
 
 def test_all_stages(folder, capsys):
