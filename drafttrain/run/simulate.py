@@ -1,6 +1,5 @@
 """`drafttrain pipeline --simulate`: how fast a pipeline would be, by the number of its stages."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
@@ -121,31 +120,34 @@ def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":
     """
     from drafttrain.pipeline.measure import PipelineCosts
     from drafttrain.utils.files import read_json
+    from drafttrain.utils.types import fits
 
     found = read_json(path)
+    found = found if isinstance(found, dict) else {}
     parts = fields(PipelineCosts)
     if missing := [one.name for one in parts if one.default is MISSING and one.name not in found]:
         raise UserError(
             f"costs: must be a file of drafttrain pipeline --calibrate, got {path} without {missing[0]}"
         )
+    costs = PipelineCosts(**{one.name: found[one.name] for one in parts if one.name in found})
     blocks = found.get("blocks")  # of each rank; a file of an earlier version may lack them
-    if None not in (n_blocks, blocks) and sum(blocks) != n_blocks:
+    whole = fits(blocks, list[int] | None) and fits(costs, PipelineCosts)
+    if whole and None not in (n_blocks, blocks) and sum(blocks) != n_blocks:
         raise UserError(
             f"costs: must be of a target with {n_blocks} blocks, got {path} of one with {sum(blocks)}; "
             "calibrate a pipeline of this target"
         )
-    costs = PipelineCosts(**{one.name: found[one.name] for one in parts if one.name in found})
-    try:
-        rows = [*costs.groups, *costs.alone, costs.judging, costs.draft, costs.draft_alone]
-        whole = all(len(row) == len(costs.sizes) and all(0 < s < math.inf for s in row) for row in rows)
-        single = costs.broadcast, costs.sync, costs.waiting, costs.round
-        messages = [*costs.hop, *single] if len(costs.groups) > 1 else single
-        whole = whole and all(0 <= s < math.inf for s in messages)
-    except TypeError:  # a number in place of a list, or the reverse
-        whole = False
+    if whole:
+        sizes, times = (
+            costs.sizes,
+            [*costs.groups, *costs.alone, costs.judging, costs.draft, costs.draft_alone],
+        )
+        messages = [*costs.hop, costs.broadcast, costs.sync, costs.waiting, costs.round]
+        whole = bool(sizes) and 0 < sizes[0] and sizes == sorted(set(sizes)) and len(costs.hop) == len(sizes)
+        whole = whole and all(len(row) == len(sizes) and min(row) > 0 for row in times) and min(messages) >= 0
     if not whole:
         raise UserError(
-            f"costs: must have positive, finite seconds for the sizes {costs.sizes}, got others in "
-            f"{path}; calibrate again"
+            f"costs: must have positive, finite seconds for ascending sizes, got others in {path}; "
+            "calibrate again"
         )
     return costs

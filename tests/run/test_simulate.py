@@ -9,7 +9,9 @@ from drafttrain.kernels.build import variant
 from drafttrain.pipeline import outlook
 from drafttrain.pipeline.outlook import Row, as_table
 from drafttrain.run.cli import main
+from drafttrain.run.simulate import read_costs
 from drafttrain.target_lm.loading import load_target
+from drafttrain.utils.errors import UserError
 
 RECIPE = "recipes/tiny/pipeline/simulate.yaml"
 
@@ -85,6 +87,36 @@ def test_wrong_settings_are_one_line(words, more, problem, capsys):
     assert main(["pipeline", "--simulate", *words, *more]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drafttrain")]
     assert len(lines) == 1 and problem in lines[0]
+
+
+COSTS = {
+    "sizes": [1, 2],
+    "groups": [[0.1, 0.1]],
+    "alone": [[0.1, 0.1]],
+    **dict.fromkeys(("judging", "draft", "draft_alone"), [0.1, 0.1]),
+    "hop": [0.0, 0.0],
+    **dict.fromkeys(("broadcast", "sync"), 0.0),
+    "beside": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("costs", "problem"),
+    [
+        (5, "costs: must be a file of drafttrain pipeline --calibrate, got "),
+        ({**COSTS, "blocks": 5}, "costs: must have "),
+        ({**COSTS, "blocks": ["all"]}, "costs: must have "),
+        ({**COSTS, "sizes": ["a", "b"]}, "costs: must have "),
+        ({**COSTS, "sizes": [2, 1]}, "costs: must have "),
+        (COSTS | {"sizes": [], "groups": [[]], "alone": [[]], "judging": [], "draft": []}, "costs: must "),
+    ],
+)
+def test_a_file_of_other_things_holds_no_costs(costs, problem, tmp_path):
+    (tmp_path / "costs.json").write_text(json.dumps(COSTS))
+    assert read_costs(str(tmp_path / "costs.json"), 2).target()(1) == 0.1
+    (tmp_path / "costs.json").write_text(json.dumps(costs))
+    with pytest.raises(UserError, match=problem):
+        read_costs(str(tmp_path / "costs.json"), 2)
 
 
 def test_from_how_many_stages_on_a_tree_in_flight_wins():
