@@ -18,6 +18,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, usable
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.quantiles import quartiles
+from drafttrain.utils.types import check_types
 
 FILE = "calibration.json"
 FORMAT_VERSION = 1
@@ -191,6 +192,16 @@ class Calibration:
             ValueError, TypeError, AttributeError, KeyError: a value that no measurement gives.
         """
         curves = self.target + self.drafter + (self.growth or [])
+        judged = [row for rows in self.confidence.values() for row in rows.values()]
+        for part in (*curves, *judged):
+            check_types(part)
+        depths = {"all", *self.confidence["raw"]}
+        if any(rows.keys() != depths for rows in self.confidence.values()) or any(
+            len(one) != 3 or (one[0] and None in one) for row in judged for one in row.bins
+        ):
+            raise ValueError("confidence is incomplete")
+        if not all(depth.isdecimal() for depth in depths - {"all"}):
+            raise ValueError("a depth is no number")
         for curve in curves:
             lengths = {len(row) for row in (curve.sizes, curve.lower, curve.median, curve.upper)}
             if lengths != {len(curve.sizes)} or sorted(set(curve.sizes)) != curve.sizes:

@@ -30,6 +30,16 @@ from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from tests.conftest import with_cheap_drafts
 
+RELIABILITY = {
+    "tokens": 1,
+    "accepted": 1.0,
+    "confidence": 0.5,
+    "ece": 0.5,
+    "auroc": None,
+    "brier": 0.2,
+    "bins": [],
+}
+
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
@@ -207,6 +217,13 @@ def test_one_prompt_is_too_few(tmp_path):
         {"machine": None},
         {"made_for": {}},
         {"drafter": [{"context": 64, "sizes": [1, 2], "lower": [1.0], "median": [1.0], "upper": [1.0]}]},
+        {"drafter": [{"context": 64, "sizes": [1], "lower": ["a"], "median": [1.0], "upper": [1.0]}]},
+        {"confidence": {}},
+        {"confidence": {"raw": {}}},
+        {"confidence": {"raw": {"all": RELIABILITY}, "scaled": {}}},
+        {"confidence": {"raw": {"all": {**RELIABILITY, "ece": None}}}},
+        {"confidence": {"raw": {"all": {**RELIABILITY, "bins": [[1]]}}}},
+        {"confidence": {"raw": {"all": RELIABILITY, "deep": RELIABILITY}}},
     ],
 )
 def test_a_damaged_file_is_refused(calibrated, change):
