@@ -18,6 +18,7 @@ import numpy as np
 from drafttrain.evaluation.config import AUTOREGRESSIVE, TRANSFORMERS
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.utils.quantiles import quartiles
+from drafttrain.utils.types import check_types
 
 NOISY = 0.15  # interquartile range of the repeats' speedups / speedup, above which a row is flagged
 CONTENDED = 0.1  # cores taken by other processes above which a row is flagged
@@ -80,13 +81,15 @@ class Measurement:
         """Rebuild what `to_json` returned.
 
         Raises:
-            KeyError, TypeError, AttributeError: it is something else.
+            KeyError, TypeError, AttributeError: it is something else, or a value has another type.
         """
         runs = {
             method: MethodRun(**{**run, "stats": DecodeStats(**run["stats"]) if run["stats"] else None})
             for method, run in value["runs"].items()
         }
-        return cls(**{**value, "runs": runs})
+        measurement = cls(**{**value, "runs": runs})
+        check_types(measurement)
+        return measurement
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurement as JSON can hold it."""

@@ -188,7 +188,7 @@ def _curve(name: str, style: int, entries: Sequence[dict[str, Any]], key: str, s
     rows = [entry for entry in entries if _is_number(entry.get(key)) and _is_number(entry.get("step"))]
     notes = []
     for row in rows:
-        minutes = f", {row['elapsed'] / 60:.0f} minutes" if "elapsed" in row else ""
+        minutes = f", {row['elapsed'] / 60:.0f} minutes" if _is_number(row.get("elapsed")) else ""
         notes.append(f"{name} {row[key]:.3f} at step {row['step']}{minutes}")
     xs, ys = [float(row["step"]) for row in rows], [float(row[key]) for row in rows]
     return Series(name, style, xs, ys, notes, small=small)

@@ -22,6 +22,7 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, require_file, usable
 from drafttrain.utils.hashes import sha256_file
+from drafttrain.utils.types import check_types, fits
 
 MEASUREMENTS = ("measurements.jsonl", "measurements.jsonl.gz")
 EVALUATION_VERSION = 2  # format of summary.json and eval.json that is read here
@@ -176,6 +177,9 @@ def _measurements(file: Path) -> tuple[list[Measurement], bool]:
     for number, line in enumerate(lines, 2):
         with usable(f"{file}: line {number}", MEASURE):
             measurements.append(Measurement.from_json(json.loads(line)))
+            runs = measurements[-1].runs.values()
+            if not runs or not all(run.seconds > 0 and run.token_ids for run in runs):
+                raise ValueError("a run without time or tokens")
     counts = Counter(m.key for m in measurements)
     if twice := [key for key, n in counts.items() if n > 1]:
         task, prompt, turn, repeat, *_ = twice[0]
@@ -232,7 +236,9 @@ def read_bundle(path: str | os.PathLike) -> BundleFiles:
             )
         with usable(folder / EVALUATION, "evaluate the bundle again"):
             for row in evaluation.get("tasks", {}).values():
-                float(row["steps"] + row["verify_tokens"]), str(evaluation["tree"])
+                counts = [row["steps"], row["verify_tokens"]]
+                if not fits(counts, list[float]) or min(counts) < 0 or not fits(evaluation["tree"], str):
+                    raise ValueError("a count or the tree is of the wrong type")
     calibration = Calibration.load(folder) if folder / CALIBRATION in files else None
     name = Path(path).name or folder.resolve().name
     return BundleFiles(name, calibration, log, evaluation, classifier, files)
@@ -256,6 +262,8 @@ def read_points(path: Path) -> list[Point]:
         points = [Point(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
         if not points:
             raise ValueError("no points in it")
+        for point in points:
+            check_types(point)
     return points
 
 

@@ -156,7 +156,7 @@ def _chart(panel: Chart) -> Drawn:
     (x0, x1), (y0, y1) = map(scale, panel.x_range), panel.y_range
 
     def x(value: float) -> float:
-        return left + (right - left) * (scale(value) - x0) / (x1 - x0)
+        return left + (right - left) * (scale(value) - x0) / ((x1 - x0) or 1.0)  # a single place: at the left
 
     def y(value: float) -> float:
         return bottom - (bottom - top) * (min(max(value, y0), y1) - y0) / (y1 - y0)

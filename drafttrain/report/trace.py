@@ -20,6 +20,7 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, usable
+from drafttrain.utils.types import check_types
 from drafttrain.utils.writing import write_json
 
 FORMAT_VERSION = 1
@@ -54,7 +55,7 @@ class Iteration:
     drafted: int
 
     def check(self) -> None:
-        """Validate what was read from a file.
+        """Validate the structure of what was read from a file; `Trace.load` validates the types.
 
         Raises:
             ValueError: lists that do not fit each other, or nodes that are no tree.
@@ -69,13 +70,12 @@ class Iteration:
             or max(self.path, default=-1) >= n
         ):
             raise ValueError("a path is none in its tree")
-        if len(self.pieces) != len(self.emitted) or self.drafted > len(self.emitted):
+        if len(self.pieces) != len(self.emitted) or not 0 <= self.drafted <= len(self.emitted):
             raise ValueError("emitted tokens and texts differ in number")
         if self.tokens and (self.path[:1] != [0] or len(self.path) != self.drafted + 1):
             raise ValueError("a path is not that of the drafted tokens")
         if not all(isinstance(text, str) for text in [*self.texts, *self.pieces]):
             raise ValueError("a text is none")
-        sum(self.log_probs)  # numbers
 
 
 @dataclass
@@ -133,7 +133,9 @@ class Trace:
             iterations = [Iteration(**item) for item in values["iterations"]]
             for iteration in iterations:
                 iteration.check()
-            return cls(**{**values, "iterations": iterations})
+            found = cls(**{**values, "iterations": iterations})
+            check_types(found)
+        return found
 
 
 class NotingRule(AcceptanceRule):

@@ -250,7 +250,7 @@ def test_operating_points_beyond_what_was_timed_are_in_the_frame(folder, tmp_pat
 
 def test_losses_that_are_no_numbers_are_counted_and_not_drawn(folder, tmp_path):
     losses = [3.0, math.nan, 2.0, math.inf, None, "x", 1.0]
-    log = [{"step": i, "loss": loss} for i, loss in enumerate(losses)]
+    log = [{"step": i, "loss": loss, "elapsed": None} for i, loss in enumerate(losses)]
     for name, entries in (("a", [*log, {"step": 9, "eval_accept_len": 1.5}]), ("b", log)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "training_log.json").write_text(json.dumps(entries))
@@ -525,6 +525,15 @@ def doubled(folder: Path) -> None:
     path.write_text("".join([*lines, lines[1]]))
 
 
+def changed(folder: Path, **values) -> None:
+    """Change the first measurement's first run."""
+    path = folder / "measurements.jsonl"
+    head, first, *rest = path.read_text().splitlines(keepends=True)
+    measurement = json.loads(first)
+    measurement["runs"]["autoregressive"] |= values
+    path.write_text("".join([head, json.dumps(measurement) + "\n", *rest]))
+
+
 def damaged(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
 
@@ -541,6 +550,10 @@ def damaged(folder: Path, name: str, text: str) -> None:
             "line 2: damaged",
         ),
         (lambda f: damaged(f, "measurements.jsonl", '{"measured": "x"}\n{"ta\n'), "line 2: damaged"),
+        (lambda f: changed(f, seconds="x"), "line 2: damaged (runs is of the wrong type"),
+        (lambda f: changed(f, token_ids=None), "line 2: damaged (runs is of the wrong type"),
+        (lambda f: changed(f, seconds=0.0), "line 2: damaged (a run without time or tokens)"),
+        (lambda f: changed(f, token_ids=[]), "line 2: damaged (a run without time or tokens)"),
         (doubled, "measurements.jsonl: must have each measurement once, got two of"),
         (lambda f: damaged(f, "benchmark.json", "{}"), "not of format 1"),
         (lambda f: damaged(f, "summary.json", '{"format_version": 9}'), "not of format 2"),
@@ -565,6 +578,11 @@ def test_bad_measurements(folder, capsys, break_it, expected):
         ("eval.json", '{"format_version": 2, "tree": "x", "tasks": {"all": {}}}', "eval.json: damaged"),
         ("eval.json", '{"format_version": 2, "tree": "x", "tasks": []}', "eval.json: damaged"),
         ("eval.json", '{"format_version": 2, "tasks": {"a": {"steps": 1, "verify_tokens": 2}}}', "damaged"),
+        (
+            "eval.json",
+            '{"format_version": 2, "tree": "x", "tasks": {"a": {"steps": -1, "verify_tokens": 2}}}',
+            "damaged",
+        ),
         ("classifier_report.json", '{"rows": {"x": {}}}', "damaged"),
         ("classifier_report.json", "[", "cannot be read as JSON"),
     ],
@@ -578,7 +596,24 @@ def test_bad_bundles(folder, tmp_path, name, content, expected):
         page(folder, bundles=[bundle])
 
 
-@pytest.mark.parametrize("content", ["", "{}\n", '{"tree": 1}\n', "x"])
+POINT = {
+    "tree": "a",
+    **dict.fromkeys(("accept_len", "verify_per_step", "accept_len_nonrepeated"), 1.0),
+    **dict.fromkeys(("repetition", "tokens_per_second"), 0.5),
+    **dict.fromkeys(("verify_tokens", "steps", "new_tokens"), 1),
+}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}\n",
+        '{"tree": 1}\n',
+        "x",
+        *(json.dumps(POINT | odd) for odd in ({"tree": 5}, {"accept_len": "x"}, {"repetition": math.nan})),
+    ],
+)
 def test_bad_sweeps(folder, tmp_path, content):
     (tmp_path / "points.jsonl").write_text(content)
     with pytest.raises(UserError, match="points.jsonl: damaged"):
@@ -736,6 +771,12 @@ def test_command(folder, capsys):
     assert [file.name for file in out.parent.iterdir()] == ["report.html"]
     assert main(["report", str(folder), "--out", str(folder)]) == 2
     assert "is a folder" in capsys.readouterr().err
+
+
+def test_a_single_place_on_an_axis_is_drawn():
+    for log_x, ends in ((False, (0.0, 0.0)), (True, (1.0, 1.0))):
+        series = [Series("a", 0, [ends[0]], [1.0], ["only"])]
+        draw(Chart("one", series, "x", "y", ends, (0.0, 2.0), log_x=log_x), 0)
 
 
 def test_ticks():

@@ -166,6 +166,11 @@ def no_probability(value):
     return value
 
 
+def no_drafts(value):
+    value["iterations"][0]["drafted"] = -1
+    return value
+
+
 @pytest.mark.parametrize(
     "change, expected",
     [
@@ -176,6 +181,8 @@ def no_probability(value):
         (lost_path, "a path is not that of the drafted tokens"),
         (no_text, "a text is none"),
         (no_probability, "damaged"),
+        (no_drafts, "damaged"),
+        (lambda value: {**value, "prompt": 5}, "damaged"),
         (lambda value: {**value, "more": 1}, "damaged"),
         (lambda value: [], "no trace of format 1"),
     ],
