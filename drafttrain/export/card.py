@@ -1,6 +1,5 @@
 """The model card of a bundle, rendered from the bundle's own files alone, so at any time."""
 
-import math
 import os
 import re
 from dataclasses import asdict
@@ -12,15 +11,16 @@ from typing import Any, get_args, get_type_hints
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from jinja2 import Template
+from jinja2 import Template, UndefinedError
 
 from drafttrain.bundle_files import CARD, CONFIG, CONTENTS, EVALUATION, LOG, README, WEIGHTS, read_evaluation
 from drafttrain.calibration.calibration import CONTEXT, Calibration
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.export.config import ExportConfig
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import read_json
 from drafttrain.utils.shares import below_all
+from drafttrain.utils.types import fits
 from drafttrain.utils.writing import write_json, write_text
 
 # numbers of a task; all but `prompts` are null, or missing, where they were not measured
@@ -60,8 +60,8 @@ def read_facts(folder: str | os.PathLike) -> ExportConfig:
     if not isinstance(facts, dict) or not facts.keys() <= hints.keys():
         raise UserError(f"{path}: must have no other keys than {', '.join(hints)}; export the drafter again")
     for key, value in facts.items():
-        if not _fits(value, kinds := get_args(hints[key]) or (hints[key],)):
-            wanted = "a list of texts" if list[str] in kinds else "a text"
+        if not fits(value, hints[key]):
+            wanted = "a list of texts" if list[str] in get_args(hints[key]) else "a text"
             raise UserError(f"{path}: {key}: must be {wanted}, got {value!r}")
     return ExportConfig(**facts)
 
@@ -107,7 +107,16 @@ def model_card(folder: str | os.PathLike, repo: str | None = None) -> str:
     Raises:
         UserError: no bundle there, or one of its files is damaged.
     """
-    folder = Path(folder)
+    try:
+        return _card(Path(folder), repo)
+    except (TypeError, AttributeError, UndefinedError) as error:  # of values that only the template reads
+        raise UserError(
+            f"{folder}: {CONFIG} or {EVALUATION} holds a value of the wrong type ({brief(error)}); export it "
+            "again"
+        ) from None
+
+
+def _card(folder: Path, repo: str | None) -> str:
     settings, facts = read_settings(folder), read_facts(folder)
     evaluation = _read_results(folder / EVALUATION)
     target, training = settings["target"], settings.get("training") or {}
@@ -191,11 +200,11 @@ def _read_results(path: Path) -> dict[str, Any]:
     for task, row in tasks.items() if not wrong else ():
         row = row if isinstance(row, dict) else {}
         for name in NUMBERS:
-            if not _is_finite(row.get(name)) and (row.get(name) is not None or name == "prompts"):
+            if not fits(row.get(name), float) and (row.get(name) is not None or name == "prompts"):
                 wrong.append((f"tasks.{task}.{name}", "a finite number", row.get(name)))
         for name in INTERVALS:
             bounds = row.get(name) or [0, 0]
-            if not (isinstance(bounds, list) and len(bounds) == 2 and all(map(_is_finite, bounds))):
+            if not (fits(bounds, list[float]) and len(bounds) == 2):
                 wrong.append((f"tasks.{task}.{name}", "two finite numbers", bounds))
     if wrong:
         key, constraint, value = wrong[0]
@@ -203,18 +212,6 @@ def _read_results(path: Path) -> dict[str, Any]:
             f"{path}: {key}: must be {constraint}, got {value!r}; give what drafttrain benchmark RECIPE wrote"
         )
     return evaluation
-
-
-def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Return whether a value of `card.json` is of one of these types (text, list of texts, None), or one of
-    these values."""
-    if isinstance(value, list):
-        return list[str] in kinds and all(isinstance(text, str) for text in value)
-    return type(value) in kinds or value in kinds
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _eval_results(tasks: dict[str, Any], dtype: str | None) -> list[EvalResult]:
@@ -279,7 +276,11 @@ def _held_out(path: Path) -> list[dict[str, Any]]:
     log = read_json(path) if path.exists() else []
     if not isinstance(log, list) or not all(isinstance(entry, dict) for entry in log):
         raise UserError(f"{path}: must be a list of log entries; export the drafter again")
-    return [{name: entry.get(name) for name in LOGGED} for entry in log if "eval_loss" in entry]
+    entries = [{name: entry.get(name) for name in LOGGED} for entry in log if "eval_loss" in entry]
+    for name, value in (pair for entry in entries for pair in entry.items()):
+        if not isinstance(value, int | float | None):  # a loss that diverged is NaN
+            raise UserError(f"{path}: {name}: must be a number, got {value!r}; export the drafter again")
+    return entries
 
 
 def _papers(kind: str, tree: str | None, present: dict[str, int]) -> list[str]:

@@ -56,7 +56,8 @@ def export(
         classifier: folder of a C2T classifier for it.
 
     Raises:
-        UserError: no trained drafter or n-gram cache there, a damaged one, or the disk is full.
+        UserError: no trained drafter, n-gram cache, calibration or classifier there, a damaged one, or the
+            disk is full.
     """
     drafter, out = Path(drafter), Path(out)
     settings = read_config(drafter)
@@ -100,7 +101,7 @@ def _results(
     """Return the files for the bundle that a run has made outside the drafter's folder.
 
     Raises:
-        UserError: there is no such evaluation, or it is damaged.
+        UserError: one of them is missing, or the evaluation is damaged.
     """
     log = drafter.parent / LOG
     files: list[str | os.PathLike] = [log] if log.exists() else []
@@ -112,4 +113,7 @@ def _results(
         files += [*Path(calibration).glob("[!.]*.png"), Path(calibration) / CALIBRATION]
     if classifier is not None:
         files += [Path(classifier) / name for name in (CLASSIFIER, CLASSIFIER_WEIGHTS)]
+    for file in files:
+        if not Path(file).is_file():
+            raise UserError(f"{file}: no such file; give a folder that drafttrain calibrate or c2t wrote")
     return files

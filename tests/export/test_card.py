@@ -194,6 +194,17 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
         ("calibration.json", [], "calibration.json: no calibration of format 1; measure it again"),
         ("training_log.json", {}, "training_log.json: must be a list of log entries"),
         ("training_log.json", [1], "training_log.json: must be a list of log entries"),
+        (
+            "training_log.json",
+            [{"eval_loss": "x"}],
+            "training_log.json: eval_loss: must be a number, got .x.",
+        ),
+        ("eval.json", {**RESULTS, "machine": "x"}, "eval.json holds a value of the wrong type"),
+        (
+            "eval.json",
+            {**RESULTS, "measured": "2026-05-01", "versions": [1]},
+            "eval.json holds a value of the wrong type",
+        ),
         ("card.json", {"notes": "one"}, "card.json: notes: must be a list of texts, got 'one'"),
         ("card.json", {"hub_datasets": ["a/b", 5]}, "hub_datasets: must be a list of texts, got .'a/b', 5."),
         ("card.json", {"base_model": ["a/b"]}, "base_model: must be a text, got .'a/b'."),
@@ -205,6 +216,17 @@ def test_damaged_files_are_errors_of_one_line(file, content, expected, bundle, c
     assert main(["export", str(bundle), "--to", "card"]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and re.search(expected, line), line
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"tapped_blocks": 5}, {"draft_vocab_size": "x"}, {"training": "x"}, {"training": {"seconds": None}}],
+)
+def test_settings_that_no_card_can_show_are_one_line(settings, bundle, capsys):
+    change(bundle, **settings)
+    assert main(["export", str(bundle), "--to", "card"]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and "config.json or eval.json holds a value of the wrong type" in line
 
 
 def test_from_the_command_line(bundle, tmp_path, capsys):

@@ -13,6 +13,7 @@ from drafttrain.export.config import ExportConfig
 from drafttrain.export.formats import export_to
 from drafttrain.export.write import export
 from drafttrain.target_lm.model import weights_hash
+from drafttrain.utils.errors import UserError
 
 INT8 = {"head_dtype": "int8", "layers_dtype": "int8"}
 LAYER = "layers.0.k_proj.weight"
@@ -73,3 +74,10 @@ def test_other_formats_get_one_dtype(dtypes, tiny_target, tmp_path):
     export_to("causal-lm", bundle, tmp_path / "out", tiny_target, dtype=None)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert {t.dtype for t in tensors.values() if t.is_floating_point()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("part", ["calibration", "classifier"])
+def test_a_folder_without_the_files_asked_for_is_one_line(part, tiny_bundle, tmp_path):
+    with pytest.raises(UserError, match=f"{part}.json: no such file"):
+        export(ExportConfig(), tiny_bundle, tmp_path / "bundle", **{part: tmp_path})
+    assert not (tmp_path / "bundle").exists()
