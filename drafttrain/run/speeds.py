@@ -123,7 +123,7 @@ def _generating(target: FrozenTarget) -> tuple[float, int]:
             speed = sum(emitted[1:]) / (times[-1] - times[0])
             if speed > best:
                 best, best_rows = speed, rows
-        if time.perf_counter() - begun > PATIENCE_S / 2:  # four times as many come next
+        if best and time.perf_counter() - begun > PATIENCE_S / 2:  # four times as many come next
             break
     return best, best_rows
 
