@@ -178,7 +178,7 @@ def load_bundle(
     Args:
         path: folder or Hub id; or the folder of a small LM with the target's tokens, which drafts untrained.
         target: a loaded target, or its name as for `load_target`. None: the one that the bundle names.
-        dtype: dtype of a target that is loaded here, as for `load_target`; the drafter gets the target's.
+        dtype, device: of a target that is loaded here, as for `load_target`; the drafter gets the target's.
         calibration: a calibration, its file or its folder, used on any machine. None: the bundle's own.
         own_calibration, own_classifier: read the bundle's own; False if it is about to be replaced.
         classifier: folder of a classifier. None: the bundle's own.

@@ -85,7 +85,8 @@ class TaskSpec:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Return name and source of NAME=SOURCE; a path or Hub id alone is named after its last part."""
+    """Return name and source of NAME=SOURCE; a path or Hub id alone is named after its last part, up to the
+    first dot."""
     name, equals, source = (part.strip() for part in text.partition("="))
     if equals or not ("/" in text or Path(text).exists()):
         return name, source

@@ -164,7 +164,8 @@ def chain_len(
 
 
 def grouped(drafts: Sequence[Draft], key: Callable[[Draft], str]) -> list[Group]:
-    """Group drafts by a key; groups are sorted by name, and by size if that begins with a number."""
+    """Group drafts by a key. Groups are sorted by the number that their name begins with; those without one
+    follow, by name."""
     groups: dict[str, list[Draft]] = {}
     for draft in drafts:
         groups.setdefault(key(draft), []).append(draft)

@@ -51,6 +51,12 @@ def try_trees(
 
     Args:
         options: of `measure_tasks`.
+
+    Returns:
+        `tree`, `tokens_per_second` and `accept_len` of each policy that can be used.
+
+    Raises:
+        UserError: none can be used, or a prompt does not fit the target.
     """
     proposers = usable_proposers(loaded, trees)
     methods = {tree: drafting(loaded.target, proposer) for tree, proposer in proposers.items()}
@@ -80,7 +86,7 @@ def evaluate(
         bundle: folder or Hub id.
         out: folder to write to; an interrupted evaluation of the same things is continued.
         target: None for the one that the bundle names.
-        dtype: of the timed decoding, as `load_target` takes it.
+        dtype: of the timed decoding; device: of all decoding; both as `load_target` takes them.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
 

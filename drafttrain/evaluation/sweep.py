@@ -69,6 +69,7 @@ class Point:
 
     @property
     def family(self) -> str:
+        """Return the part of the policy's text before its settings."""
         return self.tree.partition(":")[0]
 
 
@@ -114,6 +115,7 @@ def sweep(
     Args:
         trees: policies, as `parse_policy` reads them.
         reference: family that the others are compared with.
+        target, dtype, device: as for `load_bundle`.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
         rows: prompts decoded at a time. More than one is several times faster, but not timed. Counts are the

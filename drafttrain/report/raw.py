@@ -49,10 +49,12 @@ class Group:
 
     @property
     def name(self) -> str:
+        """Return the task's name, with the temperature where texts are sampled."""
         return self.task if not self.temperature else f"{self.task}, temperature {self.temperature:g}"
 
     @property
     def has_baseline(self) -> bool:
+        """Return whether autoregressive decoding was measured with the other methods."""
         return AUTOREGRESSIVE in self.measurements[0].runs
 
     @cached_property

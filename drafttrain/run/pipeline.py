@@ -99,7 +99,6 @@ def show_plan(config: PipelineConfig) -> None:
     Raises:
         UserError: the target cannot be split into such stages.
     """
-
     from drafttrain.bundle import find_bundle, is_plain_lm
     from drafttrain.pipeline.part import part_bytes
     from drafttrain.pipeline_decoder import DRAFT_SLOTS, ROOM, cut, layout_of

@@ -132,7 +132,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bo
         check_trees: also validate the settings of trees, which imports torch and so takes seconds.
 
     Raises:
-        UserError: the file cannot be read, a key is unknown or doubled, or a value has the wrong type.
+        UserError: the file cannot be read, a key is unknown or doubled, or a value has the wrong type, is out
+            of range or does not fit another one.
     """
     path = Path(path)
     values = _read_values(Recipe, path, overrides)

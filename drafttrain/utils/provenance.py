@@ -30,6 +30,7 @@ class Hashes:
             self.known = known if isinstance(known, dict) else {}
 
     def __call__(self, path: Path) -> str:
+        """Return the sha256 of a file in hex; it is only read if its size or time of change is new."""
         stat = path.stat()
         name, stamp = str(path.absolute()), [stat.st_size, stat.st_mtime_ns]
         match self.known.get(name):
@@ -40,6 +41,7 @@ class Hashes:
         return self.known[name][2]
 
     def save(self) -> None:
+        """Write the hashes to the cache's file, if there are new ones."""
         if not self.is_saved:
             write_json(self.path, self.known)
             self.is_saved = True

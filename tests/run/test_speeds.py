@@ -30,6 +30,27 @@ def test_sizes_grow_until_a_run_takes_long_enough(seconds, sizes, monkeypatch):
     assert seen == sizes
 
 
+def test_an_answer_that_stops_at_once_is_no_measurement(monkeypatch):
+    """However slow the machine is: the plan divides by the speed."""
+    now, tried = [0.0], []
+
+    def engine(target, rows, *rest):
+        tried.append(rows)
+
+        def run(requests, on_step):
+            for _ in range(1 if rows == 1 else 3):
+                now[0] += PATIENCE_S
+                on_step(rows)
+            return requests
+
+        return run
+
+    monkeypatch.setattr(speeds, "in_process", engine)
+    monkeypatch.setattr(speeds, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    speed, rows = speeds._generating(SimpleNamespace(vocab_size=10))
+    assert tried == [1, 8] and rows == 8 and speed == pytest.approx(8 / PATIENCE_S)
+
+
 def test_a_slow_machine_generates_few_answers_at_once(tiny_target, monkeypatch):
     """A clock that a forward of 8 answers takes past its patience: 32 are not tried."""
     tried, now, real = [], [0.0], speeds.in_process

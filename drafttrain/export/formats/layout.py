@@ -292,6 +292,7 @@ def check_own_config(config: Config) -> None:
 
 
 def without_ids(tensors: Tensors) -> Tensors:
+    """Return a drafter's tensors without the map of its draft vocabulary."""
     return {name: tensor for name, tensor in tensors.items() if name != IDS}
 
 
