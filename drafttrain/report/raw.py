@@ -150,8 +150,10 @@ def read_benchmark(path: str | os.PathLike) -> Benchmark:
     groups, unfinished = [], int(is_cut)
     for (task, temperature, _), part in by_key.items():
         if task != TUNING:
-            groups.append(Group(task, temperature, whole_repeats(part)))
-            unfinished += len(part) - len(groups[-1].measurements)
+            whole = whole_repeats(part)
+            unfinished += len(part) - len(whole)
+            if whole:
+                groups.append(Group(task, temperature, whole))
     if not groups:
         raise UserError(f"{file}: holds no measurements of a benchmark; {MEASURE}")
     name = path.resolve().name if path.is_dir() else _stem(path)
@@ -193,14 +195,17 @@ def _measurements(file: Path) -> tuple[list[Measurement], bool]:
 
 
 def whole_repeats(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return as many measurements as possible with the same number of repeats of every turn."""
-    counts = Counter((m.prompt, m.turn) for m in measurements)
-    best = max(range(1, max(counts.values()) + 1), key=lambda n: n * sum(c >= n for c in counts.values()))
+    """Return as many measurements as possible with the same number of repeats of every turn. Turns without
+    the first repeat, whose tokens and counts are those that are reported, are left out."""
+    begun = {(m.prompt, m.turn) for m in measurements if m.repeat == 0}
+    counts = Counter(turn for m in measurements if (turn := (m.prompt, m.turn)) in begun)
+    repeats = range(1, max(counts.values(), default=0) + 1)
+    best = max(repeats, key=lambda n: n * sum(c >= n for c in counts.values()), default=0)
     seen: Counter = Counter()
     whole = []
     for m in sorted(measurements, key=lambda m: m.repeat):  # counts come from the first
         turn = (m.prompt, m.turn)
-        if counts[turn] >= best and seen[turn] < best:
+        if turn in begun and counts[turn] >= best and seen[turn] < best:
             seen[turn] += 1
             whole.append(m)
     return whole

@@ -268,8 +268,8 @@ def _check_keys(cls: type, values: Any, where: str, prefix: str = "", root: type
             raise UserError(f"{where}: {prefix}{key}: must be a list, got {value!r}")
         for i, one in enumerate(value if in_list else [value]):
             if in_list and one == {}:  # jsonargparse explains classes then
-                needed = [item.name for item in keys_of(section) if default_of(item) is dataclasses.MISSING]
-                missing = ", ".join(f"{prefix}{key}.{name}" for name in needed)
+                needed = [item for item in keys_of(section) if default_of(item) is dataclasses.MISSING]
+                missing = ", ".join(f"{prefix}{key}.{item.name}" for item in needed)
                 raise UserError(f"{where}: missing {missing}; give each entry of {prefix}{key} these keys")
             _check_keys(section, one, where, f"{prefix}{key}{f'[{i}]' if in_list else ''}.", root)
 

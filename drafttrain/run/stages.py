@@ -137,10 +137,8 @@ def _regenerate(recipe: Recipe, folders: Folders, out: Path) -> Any:
         limits = 1e9 * config.max_disk_gb, config.shard_tokens
         kept = KeptStates(stored_blocks(recipe), config.dtype, *limits)
     given = {"earlier": earlier, "kept": kept, "is_own": True}  # the run resumes nothing else
-    given |= {
-        "exclude": recipe.corpus.exclude,
-        "measured": measured_prompts(recipe),
-    }  # before hours are spent
+    # checked before hours are spent
+    given |= {"exclude": recipe.corpus.exclude, "measured": measured_prompts(recipe)}
     return regenerate(recipe.regenerate, model, out, **_place(recipe), **given)
 
 
@@ -268,15 +266,9 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
     if classifier is None and _has_classifier(recipe):
         trees = [tree for tree in config.trees if not takes_classifier(tree)]
         config = dataclasses.replace(config, trees=trees)  # none: the bundle's own
-    return evaluate(
-        config,
-        folders["train"] / "drafter",
-        out,
-        target=target_model(recipe),
-        calibration=folders.get("calibrate"),
-        classifier=classifier,
-        **_place(recipe),
-    )
+    made = {"calibration": folders.get("calibrate"), "classifier": classifier}
+    drafter, target = folders["train"] / "drafter", target_model(recipe)
+    return evaluate(config, drafter, out, target, **made, **_place(recipe))
 
 
 def _show_evaluation(out: Path) -> None:
@@ -394,11 +386,7 @@ STAGES = [
         name="train",
         folder="drafter",
         run=_train,
-        section=lambda recipe: {
-            "target": recipe.target,
-            "drafter": recipe.drafter,
-            "training": recipe.training,
-        },
+        section=lambda recipe: {name: getattr(recipe, name) for name in ("target", "drafter", "training")},
         settle=partial(settle, work="products"),
         needs=("fetch-target", "corpus", "collect"),
         files=_training_files,

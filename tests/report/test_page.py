@@ -501,6 +501,23 @@ def test_interrupted_measurements(folder):
     ]  # fmt: skip
 
 
+def test_a_turn_without_its_first_repeat_is_left_out(folder):
+    """Its damaged line was removed, and it is not measured again yet; tokens and counts are of repeat 0."""
+    path = folder / "measurements.jsonl"
+    kept = [m for m in raw_rows(folder) if (m["task"], m["prompt"], m["repeat"]) != ("chat", "p1", 0)]
+    path.write_text("\n".join(map(json.dumps, [{"measured": "key"}, *kept])) + "\n")
+    benchmark = read_benchmark(folder)
+    [chat] = [group for group in benchmark.groups if group.task == "chat"]
+    assert {m.prompt for m in chat.measurements} == {"p0", "p2"} and benchmark.unfinished == 1
+    row = chat.rows["autoregressive"]
+    assert row.prompts == 2 and row.repeats == 2 and row.speedup_interval == [1.0, 1.0]
+    path.write_text(
+        "\n".join(map(json.dumps, [{"measured": "key"}, *(m for m in kept if m["repeat"])])) + "\n"
+    )
+    with pytest.raises(UserError, match="holds no measurements of a benchmark"):
+        read_benchmark(folder)
+
+
 def test_compressed_and_single_files(folder):
     plain = page(folder)
     data = (folder / "measurements.jsonl").read_bytes()
