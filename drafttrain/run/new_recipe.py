@@ -126,11 +126,11 @@ def _positions(target: str) -> float:
     Raises:
         UserError: its config is damaged.
     """
-    config = Path(target) / "config.json"
-    known = read_json(config) if config.is_file() else {}
+    file = Path(target) / "config.json"
+    known = read_json(file) if file.is_file() else {}
     positions = known.get("max_position_embeddings") or math.inf if isinstance(known, dict) else None
     if not isinstance(positions, int | float):
-        raise UserError(f"{config}: must be the config of a model; give a folder that save_pretrained wrote")
+        raise UserError(f"{file}: must be the config of a model; give a folder that save_pretrained wrote")
     return positions
 
 

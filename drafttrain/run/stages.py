@@ -114,10 +114,10 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
     from drafttrain.target_lm.loading import resolve_target
 
     place = Path(resolve_target(target_model(recipe)))
-    config = place / "config.json"
-    settings = read_json(config) if config.is_file() else {"model_type": SUPPORTED_TARGETS[0]}
+    file = place / "config.json"
+    settings = read_json(file) if file.is_file() else {"model_type": SUPPORTED_TARGETS[0]}
     if not isinstance(settings, dict) or not isinstance(kind := settings.get("model_type"), str):
-        raise UserError(f"{config}: must hold a model_type; give a folder that save_pretrained wrote")
+        raise UserError(f"{file}: must hold a model_type; give a folder that save_pretrained wrote")
     if _is_trained(recipe) and "model" not in recipe.drafter.settings and kind not in SUPPORTED_TARGETS:
         known = ", ".join(SUPPORTED_TARGETS)  # training refuses it, after hours of answers and states
         warnings.warn(f"target.model: must be one of {known} to train a drafter, got {kind}", stacklevel=2)
