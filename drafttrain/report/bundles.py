@@ -28,8 +28,6 @@ def _drafter_panels(bundle: str, calibration: Calibration) -> list[Chart]:
     """Return confidence against acceptance, and both errors and acceptance by depth."""
     temperatures = {"raw": 1.0, "scaled": calibration.temperature}
     kinds = {kind: rows for kind, rows in calibration.confidence.items() if kind in temperatures}
-    if "raw" not in kinds:
-        return []
     bins = [
         (f"temperature {temperatures[kind]:g}: ECE {rows['all'].ece:.3f}", rows["all"].bins)
         for kind, rows in kinds.items()

@@ -138,10 +138,8 @@ def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":
             "calibrate a pipeline of this target"
         )
     if whole:
-        sizes, times = (
-            costs.sizes,
-            [*costs.groups, *costs.alone, costs.judging, costs.draft, costs.draft_alone],
-        )
+        sizes = costs.sizes
+        times = [*costs.groups, *costs.alone, costs.judging, costs.draft, costs.draft_alone]
         messages = [*costs.hop, costs.broadcast, costs.sync, costs.waiting, costs.round]
         whole = bool(sizes) and 0 < sizes[0] and sizes == sorted(set(sizes)) and len(costs.hop) == len(sizes)
         whole = whole and all(len(row) == len(sizes) and min(row) > 0 for row in times) and min(messages) >= 0
