@@ -10,7 +10,7 @@ import torch
 from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import top_entropy
-from drafttrain.trees.interface import DEEPEST, WIDEST, Confidence, TreePolicy
+from drafttrain.trees.interface import DEEPEST, LARGEST, WIDEST, Confidence, TreePolicy
 from drafttrain.trees.tree import TokenTree, marked_nodes
 from drafttrain.utils.ranges import setting
 
@@ -23,9 +23,11 @@ class Plain:
 
     @property
     def features(self) -> tuple[str, ...]:
+        """Return the name of the feature."""
         return (self.name,)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
+        """Return the feature, fp32 [...], from features fp32 [..., 1]."""
         return x[..., 0]
 
 
@@ -41,7 +43,8 @@ class C2tPolicy(TreePolicy):
         confidence: predicts the confidence of nodes: the classifier of a bundle, or another.
         beta: confidence above which (exclusive) a node is kept.
         top_k: children considered per expanded node.
-        layer_k: nodes kept per layer at most; None: all (the paper's "naive" method).
+        layer_k: nodes kept per layer at most; None: all that a tree has room for (the paper's "naive"
+            method).
         max_depth: layers at most.
         expand: confidence above which (exclusive) a kept node is expanded; None: all are, as in the paper.
             Ours, because verifying one more token costs less than drafting one more layer.
@@ -95,7 +98,7 @@ class C2tPolicy(TreePolicy):
             confidence = self._confidence(log_probs, paths, entropies, depth).reshape(len(root), -1)
             if len(root) > 1:  # a single row has no padding
                 confidence[np.arange(confidence.shape[1]) >= k * counts.cpu().numpy()[:, None]] = 0.0
-            keep = self._kept(confidence)  # [B, f * k]
+            keep = self._kept(confidence, LARGEST - tree.width)  # [B, f * k]
             kept, added = marked_nodes(torch.from_numpy(keep).to(root.device))  # [B, v], [B]
             if not kept.shape[1]:
                 break
@@ -152,12 +155,14 @@ class C2tPolicy(TreePolicy):
             x[..., i] = known[name]()
         return self.confidence.predict(x)
 
-    def _kept(self, confidence: np.ndarray) -> np.ndarray:
-        """Return which nodes of a layer are kept, bool [B, m], given their confidence [B, m]."""
+    def _kept(self, confidence: np.ndarray, room: int) -> np.ndarray:
+        """Return which nodes of a layer are kept, bool [B, m], given their confidence [B, m]; at most `room`
+        of each row."""
         above = confidence > self.beta  # [B, m]
-        if self.layer_k is None or above.sum(1).max() <= self.layer_k:
+        most = room if self.layer_k is None else min(self.layer_k, room)
+        if above.sum(1).max() <= most:
             return above
-        order = np.argsort(-confidence, axis=1, kind="stable")[:, : self.layer_k]  # [B, layer_k]
+        order = np.argsort(-confidence, axis=1, kind="stable")[:, :most]  # [B, most]
         best = np.zeros_like(above)  # [B, m]
         np.put_along_axis(best, order, True, axis=1)
         return above & best

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from drafttrain.trees.drafter import Drafter
-from drafttrain.trees.interface import DEEPEST, WIDEST, TreePolicy
+from drafttrain.trees.interface import DEEPEST, LARGEST, WIDEST, TreePolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import setting
@@ -18,7 +18,7 @@ class CapePolicy(TreePolicy):
 
     Attributes:
         max_depth: layers.
-        bounds: upper bounds of all confidence classes except the last.
+        bounds: upper bounds (inclusive) of all confidence classes except the last, ascending.
         widths: children in each class, the chain's token included.
     """
 
@@ -33,6 +33,11 @@ class CapePolicy(TreePolicy):
         if len(self.widths) != len(self.bounds) + 1:
             raise UserError(
                 f"widths: must be one more than bounds ({len(self.bounds)}), got {list(self.widths)}"
+            )
+        if (nodes := 1 + self.max_depth * max(self.widths)) > LARGEST:
+            raise UserError(
+                f"widths: must give at most {LARGEST} nodes, got {nodes} with max_depth {self.max_depth}; "
+                "lower one of them"
             )
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:

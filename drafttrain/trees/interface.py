@@ -12,7 +12,8 @@ from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import check_ranges
 
-DEEPEST, WIDEST, LARGEST = 128, 128, 4096  # layers; children of a node, or nodes of a layer; nodes of a tree
+# at most: layers; children of a node, or expanded nodes of a layer; nodes of a tree
+DEEPEST, WIDEST, LARGEST = 128, 128, 4096
 
 
 class Confidence(Protocol):

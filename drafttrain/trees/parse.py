@@ -129,6 +129,6 @@ def _value(text: str, kind: Any) -> Any:
     for number in (int, float):
         if kind is number or number in options:
             value = number(text)
-            if math.isfinite(value):
+            if number is int or math.isfinite(value):  # an int may be too large for `isfinite`
                 return value
     raise ValueError(text)

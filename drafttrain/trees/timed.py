@@ -23,7 +23,7 @@ from drafttrain.kernels.growth import Timing, grow_timed
 from drafttrain.trees.costs import AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.expand import add_children
-from drafttrain.trees.interface import DEEPEST, WIDEST, TreePolicy
+from drafttrain.trees.interface import DEEPEST, LARGEST, WIDEST, TreePolicy
 from drafttrain.trees.native import grow_natively
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import setting
@@ -101,7 +101,10 @@ class TimedPolicy(TreePolicy):
         joint = [[1.0] for _ in range(batch)]  # of each row's nodes
         layer = 0  # first node of the deepest layer
         for depth in range(self.max_depth):
-            best = [_descending(row, layer)[: self.frontier] for row in joint]  # [B, f]
+            most = min(self.frontier, (LARGEST - tree.width) // self.width)
+            if most < 1:
+                break
+            best = [_descending(row, layer)[:most] for row in joint]  # [B, f]
             confidence = [_total(row[b] for row, b in zip(joint, nodes)) for nodes in zip(*best)]
             f = self._worth_expanding(confidence, depth, batch)
             if not f:
@@ -122,8 +125,8 @@ class TimedPolicy(TreePolicy):
         return [[0.0 if math.isnan(x) else math.exp(x) for x in row] for row in log_probs.tolist()]
 
     def _rate(self, batch: int) -> float:
-        """Return the tokens per second that a batch has to beat: more than one sequence has to, as verifying
-        several takes less than several times as long."""
+        """Return the tokens per second that a batch of B sequences has to beat: B times those of one, divided
+        by how many times as long verifying B trees takes."""
         rate = self.follow * self._tokens / self._seconds if self.follow else self.rate
         return rate * batch / self._slower(batch)
 

@@ -98,6 +98,8 @@ def test_what_is_written_out_is_compared_with_real_costs_alone(text):
         ("vct:width=8,depth=5", "k_config: must be .* at most 4096 nodes"),
         ("drawn:k_config=128-128-128", "k_config: must be at most 4096 nodes, got 2113665"),
         ("chain:length=-1", "length: must be >= 0 and <= 128, got -1"),
+        ("chain:length=1" + 400 * "0", "length: must be >= 0 and <= 128, got 1000"),
+        ("cape:max_depth=128,widths=128-4-2-1", "widths: must give at most 4096 nodes, got 16385 with max_d"),
         ("cape:bounds=0.3-x", "bounds: must be tuple.*, got '0.3-x'"),
         ("timed:draft_seconds=1", "draft_seconds: must be"),
         ("pct:draft_seconds=1,verify_seconds=nan", "verify_seconds: must be"),

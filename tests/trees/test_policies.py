@@ -241,6 +241,18 @@ def test_pct_grows_no_more_nodes_than_a_tree_may_have():
         assert LARGEST / 2 < tree.width <= LARGEST
 
 
+@pytest.mark.parametrize("roots", [[5], [5, 7]])
+def test_timed_and_c2t_grow_no_more_nodes_than_a_tree_may_have(roots):
+    """Where every node is worth its time, or confident enough."""
+    drafter = TableDrafter("uniform", 0)
+    for policy in (
+        TimedPolicy(DRAFT, VERIFY, 1e-12, width=8, frontier=128, max_depth=7),
+        C2tPolicy(Plain("P"), beta=1e-12, top_k=8, layer_k=None, max_depth=4),
+    ):
+        tree = policy.grow(drafter, None, torch.tensor(roots))
+        assert LARGEST / 2 < tree.width <= LARGEST
+
+
 def test_pct_drafts_one_layer_at_least_and_refuses_a_slow_drafter():
     drafter = TableDrafter("uniform", 0)
     tree = PctPolicy(0.9, 1.0, width=2).grow(drafter, None, torch.tensor([5]))
