@@ -142,6 +142,8 @@ def _draw_rest(p: "_Whole | _Cut", ids: np.ndarray, left: np.ndarray, elsewhere:
     if goal >= cumulative[-1] and elsewhere > 0:
         if (other := p.without(ids, (goal - cumulative[-1]) / elsewhere)) is not None:
             return other  # without other tokens, `elsewhere` is a rounding error
+    if not left.any():  # and nothing else is left: p is q up to rounding
+        return p.token
     place = cumulative.searchsorted(goal, "right")
     return int(ids[min(place, left.nonzero()[0].max())])  # rounding may put the goal at the end
 

@@ -13,7 +13,7 @@ from drafttrain.inference import rejection
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.inference.rejection import RejectionSampling, _distribution
+from drafttrain.inference.rejection import RejectionSampling, _distribution, _draw_rest
 from drafttrain.inference.sampling import (
     NUCLEUS,
     Sampler,
@@ -458,6 +458,12 @@ def test_rounding_leaves_nothing_to_draw_but_what_is_kept():
     cut = _distribution(logits, SamplingParams(1.0, top_k=2), 0.5)
     assert cut.without(np.array([0, 2]), 0.3) in (0, 2)
     assert cut.without(np.array([0, 1]), 0.3) == 2
+
+
+def test_where_rounding_leaves_nothing_the_target_draws():
+    """Nothing of p is left at the candidates, and there are no other tokens."""
+    whole = _distribution(torch.tensor([3.0, -1.0]), SamplingParams(1.0), 0.5)
+    assert _draw_rest(whole, np.array([0, 1]), np.zeros(2), 1.0) == whole.token
 
 
 @pytest.mark.parametrize("temperature", [0.003, 0.03, 1.0])
