@@ -181,11 +181,11 @@ class SpeculativeDecoder:
 
         Returns:
             a result, or one for each prompt of a list. Their statistics are shared: those of all prompts
-            together, including tokens decoded after a stop string while other prompts went on.
+            together, without the tokens after a stop string.
 
         Raises:
-            UserError: a prompt is empty, has no chat template to go through, or is too long for the target; a
-                parameter is unknown or out of range.
+            UserError: a prompt has another type, is empty or too long for the target, or is a chat for a
+                target without a chat template; a parameter is unknown or out of range.
         """
         return self._run(prompt, max_new_tokens, self.proposer, _sampling(sampling, draws), stop)
 
@@ -261,7 +261,7 @@ class SpeculativeDecoder:
         """Return a prompt's token ids. A text becomes one user turn of the chat template, if there is one.
 
         Raises:
-            UserError: it is no prompt, is empty, or has ids outside the vocabulary.
+            UserError: it is no prompt, an empty text, or has ids outside the vocabulary.
         """
         return encode(self.target, prompt)
 

@@ -217,6 +217,13 @@ def test_a_limit_among_the_parameters(target):
         decoder.generate([5, 6, 7], max_tokens=10**6)
 
 
+def test_many_prompts_have_to_be_a_list(target):
+    decoder = SpeculativeDecoder(target, NoProposer())
+    for prompts, message in (("a", "got a single text"), (5, "got 5"), (iter(["a"]), "got <list_iterator")):
+        with pytest.raises(UserError, match=f"prompts: must be a list.*{message}"):
+            decoder.generate_many(prompts, 4)
+
+
 def test_many_prompts_share_their_beginnings_unless_it_is_switched_off(target, monkeypatch):
     encoded, start = [], PrefixStore.sessions
 
@@ -249,6 +256,11 @@ def test_many_prompts_share_their_beginnings_unless_it_is_switched_off(target, m
             {"prompt": [torch.ones(2, 3, dtype=torch.long)]},
             r"prompt: must be one row of token ids, got shape",
         ),
+        (
+            {"prompt": [{"role": "user\udc80", "content": "a"}]},
+            "prompt: must be whole characters, got .*; correct its encoding",
+        ),
+        ({"prompt": b"The sun"}, "prompt: must be a text, a chat .*, got b'The sun'"),
         ({"prompt": torch.tensor(5)}, r"prompt: must be one row of token ids, got shape \[\]"),
         ({"stop": [1]}, r"stop: must be a text or a list of texts, got \[1\]"),
         ({"stop": 1}, "stop: must be a text or a list of texts, got 1"),

@@ -1,7 +1,7 @@
 """Encoding of prompts, and decoding of tokens to text as they arrive."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.message import Message
 from drafttrain.inference.decode import Row
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.utils.errors import UserError
 
 # A user's text, a chat ({"role", "content"} dicts or Messages), or token ids, which are used unchanged.
@@ -27,14 +28,14 @@ def encode(target: Vocabulary, prompt: Prompt) -> list[int]:
     """Return a prompt's token ids. A text becomes one user turn of the chat template, if there is one.
 
     Raises:
-        UserError: it is no prompt, is empty, or has ids outside the vocabulary.
+        UserError: it is no prompt, an empty text, or has ids outside the vocabulary.
     """
     tokenizer = target.tokenizer
     if isinstance(prompt, torch.Tensor):
         if prompt.ndim == 0 or prompt.numel() != prompt.shape[-1]:
             raise UserError(f"prompt: must be one row of token ids, got shape {list(prompt.shape)}")
         prompt = prompt.reshape(-1).tolist()
-    if isinstance(prompt, Mapping) or not isinstance(prompt, Sequence):
+    if isinstance(prompt, Mapping | bytes | bytearray) or not isinstance(prompt, Sequence):
         raise _no_prompt(prompt)
     if isinstance(prompt, str) and not prompt:
         raise UserError("prompt: must not be empty; give it some text")
@@ -53,6 +54,7 @@ def encode(target: Vocabulary, prompt: Prompt) -> list[int]:
             fields = dict(turn) if isinstance(turn, Mapping) else vars(turn)
             if not all(isinstance(fields.get(name), str) for name in ("role", "content")):
                 raise UserError(f"prompt: a turn's role and content must be texts, got {shown(fields)}")
+            _require_unicode(fields["role"])
             _require_unicode(fields["content"])
         return encode_prompt(tokenizer, prompt)
     if tokenizer.chat_template:
@@ -143,9 +145,19 @@ class TextStream:
 
 
 class OutputText:
-    """Text of one output up to its first stop string, and what follows is left out of `stats`, if given."""
+    """Text of one output, up to its first stop string.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stop: Sequence[str], stats: Any = None):
+    Args:
+        stop: strings that end the output; they need a tokenizer.
+        stats: statistics from which the tokens after a stop string are removed; None: the caller does it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        stop: Sequence[str],
+        stats: DecodeStats | None = None,
+    ):
         self.stream, self.stops = TextStream(tokenizer), None
         if stop:
             from drafttrain.inference.stop import StopStrings  # only outputs with stop strings need it

@@ -130,6 +130,8 @@ class ScheduledDecoder:
         """
         if isinstance(prompts, str):
             raise UserError("prompts: must be a list, got a single text; put it in brackets")
+        if not isinstance(prompts, Sequence | torch.Tensor):
+            raise UserError(f"prompts: must be a list of prompts, got {shown(prompts)}")
         draws = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         if wrong := [one for one in draws if not isinstance(one, SamplingParams)]:
             raise UserError(f"sampling: must be SamplingParams for each prompt, got {shown(wrong[0])}")
