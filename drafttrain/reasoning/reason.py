@@ -136,6 +136,8 @@ class Growth:
         for entry, before in zip(self.trace.rounds, recorded.rounds):
             entry["seconds"] = before["seconds"]
         self._spent, self._begun = self._entry["seconds"], time.perf_counter()
+        if self.trace.finished and not recorded.finished:  # the run ended between its last answer and the end
+            self.save()
 
     def _grow(self, search: Rounds[State | None]) -> Rounds[None]:
         """Run the search, close the best leaf and check the result."""
@@ -213,8 +215,9 @@ def grow_all(
         return []
 
     def then(number: int, answer: Answer) -> list[Call]:
-        tree, numbered = asked.pop(number)
+        tree, numbered = asked[number]
         more = tree.receive(numbered, answer)
+        del asked[number]  # only now: a tree that fails with its last answer is saved too
         if tree.waiting:
             return ask(tree, more)
         note(tree.trace)

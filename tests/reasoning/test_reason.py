@@ -169,6 +169,19 @@ def test_a_finished_tree_is_not_grown_again(tmp_path):
     assert loaded.finished and loaded.leaf == first.leaf and loaded.seconds == first.seconds
 
 
+def test_the_last_answer_of_a_tree_outlives_a_check_that_fails(tmp_path):
+    class Broken(Toy):
+        def check(self, problem, thoughts, closing):
+            raise OSError("no memory")
+
+    path = tmp_path / "t.json"
+    with pytest.raises(OSError):
+        reason(Broken(), PROBLEM, table_model(SCORES), out=path)
+    model = table_model(SCORES)
+    trace = reason(Toy(), PROBLEM, model, out=path)
+    assert not model.rounds and trace.finished and Trace.load(path).finished
+
+
 def test_failed_calls_fail_again_when_a_tree_is_resumed(tmp_path):
     model = table_model(SCORES, ["think #0"])
     first = reason(Toy(), PROBLEM, model, out=tmp_path / "t.json")
