@@ -14,11 +14,11 @@ class PerSequence(Proposer):
     reads_alone = True
 
     def select_rows(self, state: list, rows: torch.Tensor) -> list:
-        selected: list = []
-        for place, row in enumerate(rows.tolist()):
-            is_first = row not in rows[:place].tolist()
-            selected.append(state[row] if is_first else copy.deepcopy(state[row]))
-        return selected
+        numbers = rows.tolist()
+        return [
+            copy.deepcopy(state[row]) if row in numbers[:place] else state[row]
+            for place, row in enumerate(numbers)
+        ]
 
     def append_rows(self, state: list, other: list) -> list:
         return [*state, *other]

@@ -50,6 +50,7 @@ class _Shape:
 
 @lru_cache(maxsize=64)
 def _shape(k_config: tuple[int, ...], device: torch.device) -> _Shape:
+    """Return the parts of the trees of a k_config."""
     tree = TokenTree.root_only(torch.zeros(1, dtype=torch.long, device=device))
     begin = 0
     for k in k_config:
@@ -57,6 +58,8 @@ def _shape(k_config: tuple[int, ...], device: torch.device) -> _Shape:
         begin = tree.width
         tree = tree.append(parents, torch.zeros_like(parents), torch.zeros(parents.shape, device=device))
     nodes = torch.arange(tree.width, device=device)
+    if device.type == "cuda":  # threads with other streams will read the cached tensors
+        torch.cuda.current_stream(device).synchronize()
     return _Shape(tree.parents[0], tree.depths[0], nodes, tree.entropies[0], tree.ancestors()[0])
 
 
@@ -104,17 +107,20 @@ class SampledTreePolicy(TreePolicy):
         self._active: dict[int, list[tuple[int, int]]] = {}  # by thread
 
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
+        """Set the seeds of the sequences that this thread's next trees are for, and how many tokens each has
+        emitted. One pair counts for all rows; without any, seed and position are 0."""
         self._active[get_ident()] = list(zip(seeds, positions, strict=True))
 
     @property
     def max_depth(self) -> int:
+        """Return the number of layers of drafts."""
         return len(self.k_config)
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""
         batch, size = len(root), min(self.candidates, drafter.draft_vocab_size)
         k_config = tuple(self.k_config)
-        shape, seeds = _shape(k_config, root.device), self._seeds(len(root))
+        shape, seeds = _shape(k_config, root.device), self._seeds(batch)
         n, native = len(shape.parents), getattr(drafter, "grow_natively", None)
         if native:
             parts = shape.depths, shape.ancestors, size, self.temperature, self.threshold, seeds
