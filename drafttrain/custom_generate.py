@@ -398,7 +398,7 @@ def _refuse(
     require(not torch.is_autocast_enabled(model.device.type), "autocast", "off", "on")
     require(config.use_cache, "use_cache", "on", config.use_cache)
     chunk = config.prefill_chunk_size
-    require(chunk is None, "prefill_chunk_size", "null, as prompts are cut in a way of their own", chunk)
+    require(chunk is None, "prefill_chunk_size", "null, as long prompts are split already", chunk)
     require(
         config.cache_implementation in CACHES, "cache_implementation", "dynamic", config.cache_implementation
     )

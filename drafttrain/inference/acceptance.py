@@ -16,8 +16,8 @@ class Accepted:
     """The outcome of one verification.
 
     Attributes:
-        path: accepted nodes of each row from the root on, int64 [B, m]; rows shorter than m are padded with
-            other nodes of the tree.
+        path: accepted nodes of each row from the root on, int64 [B, m]; shorter paths are padded with any
+            nodes of the tree.
         counts: length of each path, root included, int64 [B]; m is the largest.
         next_token: what the target itself emits after the path, int64 [B].
     """

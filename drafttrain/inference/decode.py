@@ -201,6 +201,7 @@ def decode_requests(
 
     Raises:
         UserError: a prompt is empty, or it and its max_new_tokens exceed the positions of the target.
+        RuntimeError: an item is None although no request is being decoded.
     """
     stop = frozenset(target.eos_token_ids if stop is None else stop)
     stats = DecodeStats() if stats is None else stats

@@ -47,6 +47,7 @@ class Branch:
 
     @property
     def is_going(self) -> bool:
+        """Return whether it has neither ended nor failed."""
         return self.row.finish_reason is None and self.error is None
 
     def free(self) -> None:
@@ -90,6 +91,7 @@ class AnswerText:
     tokens: list[int] = field(default_factory=list)
 
     def push(self, row: Row) -> None:
+        """Add what a row's last forward emitted. A stop text ends the row and cuts its tokens."""
         piece, row.tokens = self.text.push(row)
         self.pieces.append(piece)
         self.tokens += row.tokens
@@ -105,6 +107,10 @@ class AnswerText:
 class Rounds:
     """Thread-safe FIFO queues between drafting and verifying (Algorithm 2's deque Q and label map γ):
     branches wait in `to_draft` for a draft, then in `ready` for its verification.
+
+    Attributes:
+        closed: True once the run has ended or failed.
+        changes: number of calls of `put`, so that waiting threads notice progress.
     """
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ class Encoded:
         state: the proposer's state after the prompt; None if it has not read the prompt.
         tapped: the target's tapped states, [n, K·H].
         logits: after the prompt, [V].
-        is_finite: whether all logits are finite.
+        is_finite: whether the largest logit is finite; if one is NaN, it is not.
     """
 
     tokens: list[int]

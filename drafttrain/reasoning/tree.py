@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -158,7 +158,7 @@ def _choice(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _common(paths) -> NodePath:
+def _common(paths: Iterable[NodePath]) -> NodePath:
     """Return the longest common prefix of paths."""
     first, *others = paths
     for n in range(len(first), 0, -1):

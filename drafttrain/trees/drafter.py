@@ -14,8 +14,9 @@ class Drafter(Protocol):
     Attributes:
         draft_vocab_size: number of tokens that it can draft, D.
         max_depth: depth of the deepest node that it can draft, if it is limited; else absent or None.
-        grow_natively: `grow_natively(grow, state, ...)` returns the trees of `grow` of `kernels/growth.py`,
-            None if it cannot; may be absent. `update` has to follow: these trees cannot be expanded further.
+        grow_natively: `grow_natively(grow, state, root, ...)` returns the result of `grow`, a function of
+            `kernels/growth.py`, for this drafter; None if it cannot; may be absent. `update` has to follow:
+            these trees cannot be expanded further.
     """
 
     draft_vocab_size: int

@@ -20,7 +20,7 @@ from drafttrain.utils.ranges import setting
 @dataclass
 class PctPolicy(TreePolicy):
     """PCT's growth: a node is expanded if a drafting step from it pays, that is if it is accepted with a
-    probability above s_d / s_t (eq. 5), estimated by its confidence, the joint probability of its path.
+    probability of at least s_d / s_t (eq. 5), estimated by its confidence, the joint probability of its path.
 
     A node below the ratio stays in the tree but gets no children. At the end nodes below `min_confidence` are
     removed, with their descendants.

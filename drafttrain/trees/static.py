@@ -74,6 +74,7 @@ class StaticPolicy(TreePolicy):
 
     @property
     def max_depth(self) -> int:
+        """Return the length of the longest path."""
         return max((len(path) for path in self.paths), default=0)
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:

@@ -162,8 +162,8 @@ class TokenTree:
 
     def follow(self, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the longest path of each row on which each token is the choice [B, n] at its parent: its
-        nodes from the root on, int64 [B, m] (shorter rows go on with other nodes), its length, and the choice
-        at its last node, int64 [B]."""
+        nodes from the root on, int64 [B, m] (shorter paths are padded with other nodes), its length, and the
+        choice at its last node, int64 [B] each."""
         own = self.tokens, self.parents, self.depths
         if kernels.is_native(choices):
             return kernels.follow_choices(*own, choices)
