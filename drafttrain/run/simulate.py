@@ -86,7 +86,7 @@ def _costs(
     given in the recipe, or measured here or by `drafttrain pipeline --calibrate`."""
     import torch
 
-    from drafttrain.calibration.timing import fitting_context, measure_costs
+    from drafttrain.calibration.timing import VERIFIED, fitting_context, measure_costs
     from drafttrain.trees.costs import CostCurve
 
     if config.costs is not None:
@@ -101,7 +101,7 @@ def _costs(
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        contexts = [fitting_context(target, CONTEXT, [max(32, config.width)])]
+        contexts = [fitting_context(target, CONTEXT, VERIFIED)]
         measured = measure_costs(target, drafter, config.children, contexts, ROUNDS)[:2]
     finally:
         torch.set_num_threads(before)

@@ -1,6 +1,7 @@
 """`drafttrain pipeline --simulate` on tiny targets: a table, its file, and mistakes in one line."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def test_a_table_by_stages(words, more, tmp_path, capsys):
     if not more:  # 400 ms for any number of tokens, 2 links, 11 tokens
         assert one["pp"] == pytest.approx(0.4) and three["pp"] == pytest.approx(0.4, rel=1e-2)
         assert three["pipedec"] < three["pp"] + 0.01
+
+
+def test_costs_of_a_target_of_few_positions(words, tiny_target_folder, tmp_path):
+    """They are measured in the context that is left, here of 172 tokens."""
+    folder = shutil.copytree(tiny_target_folder, tmp_path / "target")
+    settings = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 300}
+    (folder / "config.json").write_text(json.dumps(settings))
+    own = ["--target", str(folder), "--drafter", str(folder), "--stages", "[2]", "--children", "2"]
+    assert main(["pipeline", "--simulate", *words, *own, "--target_ms", "null"]) == 0
 
 
 @pytest.mark.parametrize(("dtype", "stock"), [("float32", 4), ("bfloat16", 2)])
