@@ -69,7 +69,7 @@ def measure_costs(
     curves = []
     with target.own_cores():  # as in decoding
         for context in fitting:
-            clock = _Clock(target, drafter, context)
+            clock = _Clock(target, drafter, context, verified, expanded)
             curves.append(_time(clock, context, rounds, on_round, verified, expanded, width, seconds))
     verification, drafting, growth = map(list, zip(*curves))
     return verification, drafting, growth if all(growth) else None
@@ -87,7 +87,7 @@ def measure_verification(
     """
     context = fitting_context(target, context, VERIFIED)
     with target.own_cores():  # as in decoding
-        return _time(_Clock(target, None, context), context, rounds, on_round, VERIFIED)[0]
+        return _time(_Clock(target, None, context, VERIFIED), context, rounds, on_round, VERIFIED)[0]
 
 
 def fitting_context(target: FrozenTarget, context: int, verified: Sequence[int]) -> int:
@@ -165,27 +165,36 @@ class _Clock:
 
     Args:
         drafter: None to time the target alone.
+        verified, expanded: as `measure_costs` takes them; caches have room for the largest of each. Trees that
+            grow natively may need more, which is allocated when one of their size is first grown.
     """
 
-    def __init__(self, target: FrozenTarget, drafter: Drafter | None, context: int):
-        self.target, self.drafter, self.context = target, drafter, context
+    def __init__(
+        self,
+        target: FrozenTarget,
+        drafter: Drafter | None,
+        context: int,
+        verified: Sequence[int],
+        expanded: Sequence[int] = (),
+    ):
+        self.target, self.drafter = target, drafter
         generator = torch.Generator().manual_seed(context)
         ids = torch.randint(target.vocab_size, (1, context), generator=generator).to(target.device)
-        self.cache = target.new_cache(1, context + max(VERIFIED))
+        self.cache = target.new_cache(1, context + max(verified))
         order = torch.arange(context, device=target.device)  # [c]
         states = target.forward(self.cache, ids, order, causal(context, target.device))
         count = torch.tensor([context], device=target.device)
         self.cache.commit(order[None], count)
         self.root = ids[:, -1]  # [1]
         if drafter is not None:
-            self.state = drafter.new_state(1, context + (1 + STEPS) * max(EXPANDED))
+            self.state = drafter.new_state(1, context + 1 + max(expanded))
             drafter.update(self.state, ids, states.tapped, count)
 
     def verify(self, n: int) -> float:
         """Return the seconds of a forward over n tokens."""
         tree = TokenTree.root_only(self.root)
         if n > 1:  # depth 1 for all, within the model's positions: time does not depend on the tree's shape
-            tokens = torch.arange(n - 1, device=self.root.device)[None]  # [1, n - 1]
+            tokens = self._tokens(n - 1)  # [1, n - 1]
             tree = tree.append(torch.zeros_like(tokens), tokens, torch.zeros_like(tokens, dtype=torch.float))
         self._wait()
         started = time.perf_counter()
@@ -195,10 +204,11 @@ class _Clock:
 
     def draft(self, f: int, width: int) -> float:
         """Return the mean seconds of some drafting steps that expand f nodes each."""
-        tokens = torch.arange(f, device=self.root.device)[None]  # [1, f]
+        tokens = self._tokens(f)  # [1, f]
         nothing = torch.zeros_like(tokens, dtype=torch.float)
         start = TokenTree.root_only(self.root).append(torch.zeros_like(tokens), tokens, nothing)
-        frontier, counts = tokens + 1, torch.full_like(self.root, f)
+        frontier = torch.arange(1, f + 1, device=self.root.device)[None]  # [1, f]
+        counts = torch.full_like(self.root, f)
         self._wait()
         started = time.perf_counter()
         for _ in range(STEPS):
@@ -214,6 +224,10 @@ class _Clock:
         started = time.perf_counter()
         grown = grow_natively(self.drafter, grow_best, self.state, self.root, width, f, depth, f)
         return None if grown is None else time.perf_counter() - started
+
+    def _tokens(self, n: int) -> torch.Tensor:
+        """Return n tokens of the vocabulary, int64 [1, n]."""
+        return torch.arange(n, device=self.root.device)[None] % self.target.vocab_size
 
     def _wait(self) -> None:
         if self.root.device.type == "cuda":

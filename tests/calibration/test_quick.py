@@ -337,8 +337,8 @@ def test_curves_and_rate_of_known_costs(loaded, monkeypatch):
     for unit in (1e-3, 4e-3):
 
         class Clock:
-            def __init__(self, target, drafter, context):
-                assert context == 256
+            def __init__(self, target, drafter, context, verified, expanded):
+                assert (context, verified, expanded) == (256, quick.VERIFIED, quick.EXPANDED)
 
             def verify(self, n, unit=unit):
                 return unit * (10 + n)
