@@ -38,7 +38,7 @@ from drafttrain.target_lm.model import (
 from drafttrain.target_lm.native import can_run_natively, native_blocks
 from drafttrain.target_lm.stock_masks import allowed_slots, attention_mask
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json, require_file
+from drafttrain.utils.files import read_json, require_file, usable
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SAMPLES, SAMPLE = 64, 4096  # places in each file of weights that ranks compare, and bytes of each
@@ -212,11 +212,7 @@ def load_part(
         name: _source(name, base.base_model_prefix or "model", blocks.start) for name in model.state_dict()
     }
     tensors = _read(Path(place), sources, tied=bool(config.tie_word_embeddings))
-    model.load_state_dict(
-        {name: tensor.to(rounded or dtype).to(dtype) for name, tensor in tensors.items()},
-        assign=True,
-        strict=False,
-    )
+    _fill(place, model, {name: tensor.to(rounded or dtype).to(dtype) for name, tensor in tensors.items()})
     return TargetPart(model.to(device), blocks, n_blocks, taps)
 
 
@@ -289,7 +285,7 @@ def load_shell(place: str, dtype: torch.dtype, embeddings: torch.Tensor | None =
     outer -= set() if embeddings is None else {id(inputs.weight)}
     names = [name for name, weight in model.named_parameters() if id(weight) in outer]
     tensors = _read(Path(place), {name: name for name in names}, tied=False)
-    model.load_state_dict({name: t.to(dtype) for name, t in tensors.items()}, assign=True, strict=False)
+    _fill(place, model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
     if embeddings is not None:
         inputs.weight = nn.Parameter(embeddings, requires_grad=False)
     model.tie_weights()
@@ -365,6 +361,22 @@ def _config_of(config: PreTrainedConfig, blocks: range) -> PreTrainedConfig:
     return part
 
 
+def _fill(place: str, model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give a model without weights some tensors by their names; they are not copied.
+
+    Raises:
+        UserError: one has another shape than the config says.
+    """
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for name, tensor in tensors.items():
+        if tensor.shape != shapes[name]:
+            raise UserError(
+                f"{place}: {name} is stored as {list(tensor.shape)} and config.json wants "
+                f"{list(shapes[name])}; put the files of one model into the folder"
+            )
+    model.load_state_dict(tensors, assign=True, strict=False)
+
+
 def _source(name: str, prefix: str, first: int) -> str:
     """Return the name that a part's tensor has in the checkpoint of the whole target."""
     found = re.match(rf"({re.escape(prefix)}\.layers\.)(\d+)(\..*)", name)
@@ -374,7 +386,9 @@ def _source(name: str, prefix: str, first: int) -> str:
 def _read(folder: Path, sources: Mapping[str, str], tied: bool) -> dict[str, torch.Tensor]:
     """Read tensors by their names in the checkpoint."""
     if (folder / INDEX).exists():
-        files = read_json(folder / INDEX).get("weight_map", {})
+        with usable(folder / INDEX, "fetch it again"):
+            stored = read_json(folder / INDEX).get("weight_map", {})
+            files = {name: Path(file) for name, file in stored.items()}
     elif (folder / SINGLE).exists():
         with _opened(folder / SINGLE) as file:
             files = dict.fromkeys(file.keys(), SINGLE)

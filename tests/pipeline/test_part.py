@@ -236,6 +236,19 @@ def test_damaged_folders_are_one_line(folders, tmp_path):
         (place / "model.safetensors.index.json").write_text("{}")
 
     fails("empty", empty, "no weights for .*; the checkpoint is incomplete")
+    index = "model.safetensors.index.json"
+    for i, content in enumerate(([], {"weight_map": []}, {"weight_map": {"lm_head.weight": 1}})):
+        text = json.dumps(content)
+        fails(f"index {i}", lambda place: (place / index).write_text(text), f"{index}: damaged .*; fetch it")
+
+
+@pytest.mark.parametrize("load", [lambda *given: load_part(given[0], range(0, 2), given[1]), load_shell])
+def test_weights_of_another_model_are_one_line(folders, tmp_path, load):
+    place = copied(folders["llama"], tmp_path / "target")
+    settings = json.loads((place / "config.json").read_text()) | {"vocab_size": 500}
+    (place / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"is stored as \[512, 64\] and config.json wants \[500, 64\]; put"):
+        load(str(place), torch.float)
 
 
 def test_what_cannot_be_cut(folders, tmp_path):
