@@ -118,7 +118,6 @@ def _decode(
 ) -> DecodeStats:
     """Decode the built-in prompts one by one, at least two, until the time limit."""
     begun, total = time.perf_counter(), DecodeStats()
-    limit = getattr(target.config, "max_position_embeddings", None) or NEW_TOKENS * 8
     for number, text in enumerate(PROMPTS):
         if number > 1 and time.perf_counter() - begun > seconds:
             break
@@ -126,7 +125,7 @@ def _decode(
             ids = encode_prompt(target.tokenizer, [Message("user", text)])
         else:  # a base model continues the text
             ids = target.tokenizer(text)["input_ids"]
-        ids = ids[: limit - NEW_TOKENS - CHAIN]
+        ids = ids[: int(min(len(ids), target.positions - NEW_TOKENS - CHAIN))]
         total += run(Decoding(target, drafter, [ids], NEW_TOKENS, lambda: None))
     return total
 

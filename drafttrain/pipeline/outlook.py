@@ -5,8 +5,7 @@ and their time is simulated for given machines.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -183,8 +182,3 @@ def _first_ahead(rows: Sequence[Row], rival: str, of: str) -> str:
             break
         first = row.stages
     return f"beats {rival} from {first} stages on" if first else f"does not beat {rival}"
-
-
-def as_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rows for JSON."""
-    return [asdict(row) for row in rows]

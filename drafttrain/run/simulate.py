@@ -37,7 +37,7 @@ def _simulate(config: SimulateConfig) -> None:
     from drafttrain.data.prompts import read_prompts
     from drafttrain.inference.params import SamplingParams
     from drafttrain.kernels.machine import describe_machine
-    from drafttrain.pipeline.outlook import as_rows, as_table, known_texts, machines, outlook, sent_bytes
+    from drafttrain.pipeline.outlook import as_table, known_texts, machines, outlook, sent_bytes
     from drafttrain.pipeline.simulate import Link
     from drafttrain.utils.writing import write_json
 
@@ -62,7 +62,8 @@ def _simulate(config: SimulateConfig) -> None:
     curves = {
         name: [list(curve.sizes), list(curve.seconds)] for name, curve in zip(("target", "draft"), costs)
     }
-    found = {"machine": machine, "curves": curves, "recipe": asdict(config), "rows": as_rows(rows)}
+    found = {"machine": machine, "curves": curves, "recipe": asdict(config)}
+    found["rows"] = [asdict(row) for row in rows]
     Path(config.out).mkdir(parents=True, exist_ok=True)
     write_json(Path(config.out) / "simulation.json", found)
     print(as_table(rows))
