@@ -165,8 +165,8 @@ class _Clock:
 
     Args:
         drafter: None to time the target alone.
-        verified, expanded: as `measure_costs` takes them; caches have room for the largest of each. Trees that
-            grow natively may need more, which is allocated when one of their size is first grown.
+        verified, expanded: as `measure_costs` takes them; caches have room for the largest of each. Trees
+            that grow natively may need more, which is allocated when one of their size is first grown.
     """
 
     def __init__(

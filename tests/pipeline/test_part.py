@@ -3,6 +3,7 @@
 import gc
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -238,8 +239,8 @@ def test_damaged_folders_are_one_line(folders, tmp_path):
     fails("empty", empty, "no weights for .*; the checkpoint is incomplete")
     index = "model.safetensors.index.json"
     for i, content in enumerate(([], {"weight_map": []}, {"weight_map": {"lm_head.weight": 1}})):
-        text = json.dumps(content)
-        fails(f"index {i}", lambda place: (place / index).write_text(text), f"{index}: damaged .*; fetch it")
+        write = partial((lambda text, place: (place / index).write_text(text)), json.dumps(content))
+        fails(f"index {i}", write, f"{index}: damaged .*; fetch it")
 
 
 @pytest.mark.parametrize("load", [lambda *given: load_part(given[0], range(0, 2), given[1]), load_shell])
