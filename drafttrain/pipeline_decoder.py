@@ -50,7 +50,7 @@ from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Stage
 from drafttrain.target_lm.loading import choose_dtype, load_config, load_tokenizer, resolve_target
-from drafttrain.target_lm.model import block_number
+from drafttrain.target_lm.model import block_number, max_positions
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
@@ -97,7 +97,8 @@ class PipelineDecoder:
     Attributes:
         me: this rank's part of target and drafter.
         prompts: id and request of each prompt of the config's file.
-        name, tokenizer, vocab_size, hidden_size, positions: of the target; positions is their maximum.
+        name, tokenizer, vocab_size, hidden_size: of the target.
+        positions: most tokens of prompt and output (`max_positions`).
 
     Raises:
         UserError: target, drafter or prompts cannot be used, the ranks differ, or one of them is lost.
@@ -117,7 +118,7 @@ class PipelineDecoder:
         target = load_config(self.place).get_text_config()
         self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
         self.name, self.tokenizer = config.target, load_tokenizer(self.place)
-        self.positions = target.max_position_embeddings
+        self.positions = max_positions(target)
         self.stop = stop_tokens(self.place, self.tokenizer.eos_token_id)
         self.prompts = list(self._read_prompts())
         longest = max((len(request.tokens) for _, request in self.prompts), default=ROOM)

@@ -1,6 +1,7 @@
 """`PipelineDecoder`: text in, text out, as torchrun's processes call it; here as the only rank."""
 
 import gc
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -74,6 +75,19 @@ def test_mistakes_are_one_line(alone, tiny_target_folder, monkeypatch):
         monkeypatch.setattr(Member, "pick", lambda *args: NOT_FINITE)
         with pytest.raises(UserError, match="rank 0: .*: logits must be finite, got NaN"):
             pipeline.generate("Why?")
+
+
+def test_positions_of_longrope_are_the_original_ones(alone, tiny_target_folder, tmp_path):
+    """As of the whole target: beyond the original positions of longrope its text would depend on drafts."""
+    folder = shutil.copytree(tiny_target_folder, tmp_path / "target")
+    settings = json.loads((folder / "config.json").read_text())
+    factors = [1.0] * (settings["hidden_size"] // settings["num_attention_heads"] // 2)
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+    rope |= {"short_factor": factors, "long_factor": factors}
+    (folder / "config.json").write_text(json.dumps(settings | {"rope_parameters": rope}))
+    with PipelineDecoder(config(folder)) as pipeline:
+        with pytest.raises(UserError, match="must fit into the 128 positions"):
+            pipeline.generate("Why?", max_new_tokens=128)
 
 
 def test_more_children_than_the_drafter_has_tokens(alone, tiny_target_folder, tiny_bundle):

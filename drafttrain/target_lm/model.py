@@ -89,6 +89,20 @@ def block_number(block: int, n_blocks: int) -> int:
     return block + n_blocks if block < 0 else block
 
 
+def max_positions(config: PreTrainedConfig) -> float:
+    """Return the most tokens that a text may have, given a target's text config; infinite without a limit.
+
+    For longrope these are its original positions: beyond them it rotates all keys of a forward differently,
+    also those of shorter texts and drafts.
+    """
+    limit = getattr(config, "max_position_embeddings", None) or math.inf
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
+        if one.get("rope_type") == "longrope":
+            limit = min(limit, one.get("original_max_position_embeddings") or limit)
+    return limit
+
+
 class FrozenTarget:
     """Causal LM with frozen weights that verifies trees and provides hidden states.
 
@@ -224,14 +238,8 @@ class FrozenTarget:
 
     @property
     def positions(self) -> float:
-        """Return the most tokens that a text may have. For longrope these are its original positions: beyond
-        them it rotates all keys of a forward differently, also those of shorter texts and drafts."""
-        limit = getattr(self.config, "max_position_embeddings", None) or math.inf
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
-            if one.get("rope_type") == "longrope":
-                limit = min(limit, one.get("original_max_position_embeddings") or limit)
-        return limit
+        """Return the most tokens that a text may have (`max_positions`)."""
+        return max_positions(self.config)
 
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
         """Return whether prompt and new tokens fit into the target's positions."""
