@@ -15,6 +15,7 @@ from drafttrain.pipeline.exchange import NOTHING, collect, is_done, prefill
 from drafttrain.pipeline.member import Member, Output, Request
 from drafttrain.pipeline.stage import Flow, Stage
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
+from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.tree import TokenTree
 
@@ -115,12 +116,14 @@ def slm(me: Member, request: Request) -> Program:
     if me.drafter is not None:
         state = me.drafter.new_state(1, me.room)
         if prompt:
-            _read(me, state, prompt)
+            with me.device:
+                _read(me.drafter, state, prompt)
     while not is_done(output.tokens, request):
         output.timesteps += 1
-        found, started = NOTHING, time.perf_counter()
+        found = NOTHING
         if me.drafter is not None:
             with me.device:
+                started = time.perf_counter()
                 root = TokenTree.root_only(torch.tensor([last]))
                 logits = me.drafter.expand(state, root, torch.zeros(1, 1, dtype=torch.long))  # [1, 1, V]
                 place = torch.tensor([[len(output.tokens)]])
@@ -128,8 +131,8 @@ def slm(me: Member, request: Request) -> Program:
                 found = int(me.drafter.to_target(picked))
                 if not bool(logits[0, 0, picked].isfinite()):
                     found = NOT_FINITE
-            _read(me, state, [last])
-            me.draft_pace.wait(started)
+                _read(me.drafter, state, [last])
+                me.draft_pace.wait(started)
         [last] = yield Broadcast(me.layout.drafter, [found])
         if not output.tokens:
             began = me.clock()
@@ -139,11 +142,10 @@ def slm(me: Member, request: Request) -> Program:
     return output
 
 
-def _read(me: Member, state: object, tokens: list[int]) -> None:
+def _read(drafter: Drafter, state: object, tokens: list[int]) -> None:
     """Append tokens to the state of a drafter that reads tokens alone."""
     nothing = torch.zeros(1, len(tokens), 0)  # [1, m, 0] states
-    with me.device:
-        me.drafter.update(state, torch.tensor([tokens]), nothing, torch.tensor([len(tokens)]))
+    drafter.update(state, torch.tensor([tokens]), nothing, torch.tensor([len(tokens)]))
 
 
 def _judge(stage: Stage, logits: torch.Tensor, accept: AcceptanceRule, depth: int) -> list[int]:

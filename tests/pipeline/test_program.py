@@ -16,7 +16,7 @@ from drafttrain.inference.proposer import NoProposer
 from drafttrain.kernels.build import variant
 from drafttrain.pipeline.baselines import pp, slm, stpp
 from drafttrain.pipeline.check import problems
-from drafttrain.pipeline.member import Request
+from drafttrain.pipeline.member import Pace, Request
 from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.target_lm.cache import CACHE_ARGUMENT
@@ -103,6 +103,17 @@ def test_a_small_lm_alone_writes_its_own_text(members, whole, folders, texts, pr
             assert decode(slm, pipeline, prompt, sampling, new=1).tokens == expected[:1]
         stopped = decode(slm, pipeline, prompt, sampling, stop=expected[2:3])
         assert stopped.tokens == expected[: expected.index(expected[2]) + 1]
+
+
+@pytest.mark.parametrize("mode", [pp, stpp, slm])
+def test_declared_times_hold_the_device(members, whole, folders, prompts, mode, monkeypatch):
+    """Else the work of several prompts at a time would overlap on it."""
+    config = DrafterConfig(kind="causal_lm", model=str(folders["llama"]), draft_vocab_size=None)
+    small = new_drafter(whole("llama"), config, torch.arange(512)).eval()
+    [member], held = members("llama", (4,), small, policy=ChainPolicy(2)), []
+    monkeypatch.setattr(Pace, "wait", lambda *given: held.append(member.device.locked()))
+    decode(mode, [member], prompts[0], depth=2)
+    assert len(held) > 1 and all(held)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
