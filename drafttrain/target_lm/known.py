@@ -16,6 +16,12 @@ def is_known(name: str) -> bool:
 
 
 def read_record(folder: str | os.PathLike) -> dict[str, Any] | None:
-    """Return `target.json` of a fetched folder (name, source, sha256, sizes, versions); None without one."""
+    """Return `target.json` of a fetched folder (name, source, sha256, sizes, versions); None without one, or
+    if it is another program's file of that name.
+
+    Raises:
+        UserError: it is not JSON.
+    """
     path = Path(folder) / RECORD
-    return read_json(path) if path.is_file() else None
+    record = read_json(path) if path.is_file() else None
+    return record if isinstance(record, dict) else None

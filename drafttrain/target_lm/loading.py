@@ -58,8 +58,7 @@ def load_target(
             f"{model}: its tokenizer has {len(tokenizer)} tokens but the model {rows} embedding rows; "
             "put the model's own tokenizer files into the folder"
         )
-    record = read_record(place)
-    name = record.get("name") if isinstance(record, dict) else None  # else another program's file
+    name = (read_record(place) or {}).get("name")
     return FrozenTarget(language_model, tokenizer, name or model)
 
 

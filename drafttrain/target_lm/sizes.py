@@ -11,7 +11,8 @@ LIMITS = {"num_hidden_layers": 10_000, "vocab_size": 1 << 24, "hidden_size": 1 <
 
 
 def require_values(place: str, config: PreTrainedConfig) -> None:
-    """Require sizes that a model can have, and token ids as `eos_token_id` of the generation config.
+    """Require sizes that a model can have, and token ids as `eos_token_id` of the generation config, if it
+    has one.
 
     Raises:
         UserError: a size is out of range, or an end-of-sequence token is not an id.
@@ -22,6 +23,7 @@ def require_values(place: str, config: PreTrainedConfig) -> None:
             raise UserError(f"{place}: {name}: must be within 1 and {most}, got {brief(repr(value))}")
     if (path := Path(place) / "generation_config.json").exists():
         settings = read_json(path)
-        ends = settings.get("eos_token_id", 0) if isinstance(settings, dict) else ""
-        if any(type(token) is not int for token in (ends if isinstance(ends, list) else [ends])):
+        ends = settings.get("eos_token_id") if isinstance(settings, dict) else ""
+        tokens = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if any(type(token) is not int for token in tokens):
             raise UserError(f"{path}: eos_token_id: must be token ids, got {brief(repr(ends))}")

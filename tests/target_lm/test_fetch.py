@@ -157,6 +157,10 @@ def test_a_chosen_folder(gguf, tmp_path, tiny_llama):
     before = visible(foreign)
     with pytest.raises(UserError, match="foreign: holds something else"):
         fetch_target(gguf, out=foreign)
+    (foreign / "target.json").write_text('["of another program"]')
+    with pytest.raises(UserError, match="foreign: holds something else"):
+        fetch_target(gguf, out=foreign)
+    (foreign / "target.json").unlink()
     with pytest.raises(UserError, match="mine: holds something else"):
         fetch_target(gguf.rename(gguf.with_name("other.gguf")), out=out)
     assert visible(foreign) == before

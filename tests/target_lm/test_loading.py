@@ -292,6 +292,15 @@ def test_sizes_of_each_block_count_as_the_largest(tiny_llama, monkeypatch):
     assert asked[0][-2:] == (config.hidden_size, 64)
 
 
+def test_a_generation_config_need_not_name_a_stop_token(folder):
+    edit_json(folder / "generation_config.json", eos_token_id=None)
+    target = load_target(str(folder), dtype="float32", device="cpu")
+    assert target.eos_token_ids == {target.tokenizer.eos_token_id}
+    edit_json(folder / "generation_config.json", eos_token_id=["2"])
+    with pytest.raises(UserError, match="eos_token_id: must be token ids, got .*'2'"):
+        load_target(str(folder), dtype="float32", device="cpu")
+
+
 @pytest.mark.parametrize("record", [["somebody's"], {"kind": "somebody's"}])
 def test_a_record_of_somebody_else_names_no_target(record, tiny_llama, tmp_path):
     model, tokenizer = tiny_llama
