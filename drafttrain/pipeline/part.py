@@ -110,6 +110,7 @@ class TargetPart:
                 layer.round_inputs = before
 
     def new_cache(self, max_len: int, dtype: torch.dtype | None = None) -> TreeCache:
+        """Return an empty cache of these blocks for one sequence; dtype None: that of the weights."""
         cache = TreeCache(len(self.blocks), 1, max_len, dtype or self.dtype, self.device)
         cache.allocate(self.config.num_key_value_heads, self.base.layers[0].self_attn.head_dim)
         return cache
@@ -185,7 +186,6 @@ def load_part(
     place: str,
     blocks: range,
     dtype: torch.dtype,
-    device: torch.device | str = "cpu",
     taps: Sequence[int] = (),
     rounded: torch.dtype | None = None,
 ) -> TargetPart:
@@ -195,8 +195,8 @@ def load_part(
         rounded: dtype that weights are rounded to before they become `dtype`; None: they are not.
 
     Raises:
-        UserError: the target cannot be cut, has no such blocks, or its weights are missing, damaged or no
-            safetensors.
+        UserError: the target cannot be cut, has no such blocks, or its weights are missing, damaged, of other
+            shapes than its config says, or no safetensors.
     """
     config = _text_config(place)
     n_blocks = config.num_hidden_layers
@@ -213,7 +213,9 @@ def load_part(
     }
     tensors = _read(Path(place), sources, tied=bool(config.tie_word_embeddings))
     _fill(place, model, {name: tensor.to(rounded or dtype).to(dtype) for name, tensor in tensors.items()})
-    return TargetPart(model.to(device), blocks, n_blocks, taps)
+    if len(blocks) < n_blocks:
+        _require_unchanged_states(place, model)
+    return TargetPart(model, blocks, n_blocks, taps)
 
 
 def unmap(module: nn.Module, shared: Sequence[torch.Tensor] = ()) -> None:
@@ -354,11 +356,37 @@ def _without_weights(
 
 
 def _config_of(config: PreTrainedConfig, blocks: range) -> PreTrainedConfig:
+    """Return the config of a part: its number of blocks, and of settings of each block (`layer_types`, or
+    `no_rope_layers` of SmolLM3) those of its own."""
     part = copy.deepcopy(config)
+    for name, value in vars(config).items():
+        if "layer" in name and isinstance(value, list) and len(value) == config.num_hidden_layers:
+            setattr(part, name, value[blocks.start : blocks.stop])
     part.num_hidden_layers = len(blocks)
-    if getattr(config, "layer_types", None):
-        part.layer_types = config.layer_types[blocks.start : blocks.stop]
     return part
+
+
+@torch.no_grad()
+def _require_unchanged_states(place: str, model: PreTrainedModel) -> None:
+    """Require that nothing but the blocks and the norm changes the states of a part, as each part would do it
+    again.
+
+    Raises:
+        UserError: something does, as in Granite, which scales embeddings before the first block.
+    """
+    base = model.base_model
+    blocks, norm = base.layers, base.norm
+    states = torch.ones(1, 1, model.config.hidden_size, dtype=model.dtype)
+    base.layers, base.norm = nn.ModuleList(), nn.Identity()
+    try:
+        out = base(inputs_embeds=states, use_cache=False).last_hidden_state
+    finally:
+        base.layers, base.norm = blocks, norm
+    if not torch.equal(out, states):
+        raise UserError(
+            f"{place}: must change states in blocks alone to be cut, got a {type(model).__name__}, which "
+            "scales them before; use a model of the Llama, Mistral or Qwen kind"
+        )
 
 
 def _fill(place: str, model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -11,7 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import GPT2Config, GPT2LMHeadModel, Mistral3Config, Olmo2Config, Olmo2ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Mistral3Config,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
 
 from drafttrain.kernels.build import variant
 from drafttrain.pipeline.config import PipelineConfig
@@ -282,6 +292,34 @@ def test_a_target_without_norms_of_inputs_is_cut(tmp_path):
         part = load_part(str(tmp_path), range(block, block + 1), torch.float)
         x, _ = part.run(part.new_cache(8), x, order, below)
     torch.testing.assert_close(part.logits(x), model(prompt).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_settings_of_each_block_are_those_of_the_whole(tmp_path):
+    """SmolLM3 rotates no keys in every fourth block; here in the second of three."""
+    shape = dict(vocab_size=64, num_hidden_layers=3, hidden_size=32, intermediate_size=64)
+    shape |= dict(num_attention_heads=2, num_key_value_heads=2, pad_token_id=0, eos_token_id=1)
+    torch.manual_seed(0)
+    config = SmolLM3Config(**shape, no_rope_layers=[1, 0, 1], initializer_range=0.2)
+    model = SmolLM3ForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    prompt, order, below = torch.arange(3, 12)[None], torch.arange(9), torch.ones(9, 9).tril().bool()
+    x = prompt
+    for blocks in (range(1), range(1, 3)):
+        part = load_part(str(tmp_path), blocks, torch.float)
+        x, _ = part.run(part.new_cache(16), x, order, below)
+    torch.testing.assert_close(part.logits(x), model(prompt).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_target_that_scales_its_embeddings_is_not_cut(tmp_path):
+    """Every part would scale the states that it gets: with one block in each even the probe's would."""
+    shape = dict(vocab_size=64, num_hidden_layers=2, hidden_size=32, intermediate_size=64)
+    GraniteForCausalLM(
+        GraniteConfig(**shape, num_attention_heads=2, num_key_value_heads=2, embedding_multiplier=12.0)
+    ).save_pretrained(tmp_path)
+    for blocks in (range(1), range(1, 2)):
+        with pytest.raises(UserError, match="must change states in blocks alone to be cut, got a GraniteFor"):
+            load_part(str(tmp_path), blocks, torch.float)
+    load_part(str(tmp_path), range(2), torch.float)  # the whole
 
 
 @pytest.mark.parametrize("native", [False, True])
