@@ -29,7 +29,7 @@ from drafttrain.drafters.causal_lm import as_drafter
 from drafttrain.drafters.config import FILES, read_config
 from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.params import SamplingParams
-from drafttrain.inference.session import NOT_FINITE
+from drafttrain.inference.session import DRAFT_SLOTS, NOT_FINITE
 from drafttrain.inference.text import Prompt, TextStream, encode, is_batch
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.kernels.team import native_team
@@ -59,7 +59,6 @@ from drafttrain.utils.provenance import versions
 from drafttrain.utils.threads import usable_cores
 
 SAFETENSORS = "*.safetensors"
-DRAFT_SLOTS = 64  # slots of a KV cache for trees in flight
 ROOM = 2048  # tokens that KV caches are allocated for while prompts are not known
 LOADING = 3600.0  # seconds to wait while other ranks load their weights
 DTYPES = torch.float32, torch.bfloat16

@@ -226,11 +226,12 @@ class Calibration:
             raise ValueError("machine or made_for is incomplete")
 
     def to_json(self) -> dict[str, Any]:
+        """Return the content of its file, for `load`."""
         return asdict(self)
 
     @property
     def costs(self) -> Costs:
-        """Return the costs that the growth policies use."""
+        """Return the costs that the growth policies use, from the curves closest to `CONTEXT`."""
         target, layer, draft = (
             min(curves, key=lambda curve: abs(curve.context - CONTEXT)).cost()
             for curves in (self.target, self.drafter, self.growth or self.drafter)

@@ -23,12 +23,17 @@ from drafttrain.utils.errors import UserError
 
 # bounds of the bins of joint probability, in thousandths, over which acceptance in trees is averaged
 PER_MILLE = (1, 2, 5, 10, 20, 30, 50, 70, 100, 150, 200, 300, 400, 500, 600, 700, 800, 900)
-LEAST = -9.0  # natural logarithm of the least joint probability that is distinguished
+LEAST = -9.0  # natural logarithm of a joint probability; lower ones count as this one
 
 
 @dataclass
 class Decoding:
-    """Decodes all prompts one by one with a policy."""
+    """Decodes all prompts one by one with a policy.
+
+    Attributes:
+        prompts: token ids of each.
+        on_prompt: called after each prompt.
+    """
 
     target: FrozenTarget
     drafter: Drafter
@@ -42,6 +47,7 @@ class Decoding:
         accept: AcceptanceRule = accept_greedy,
         before_prompt: Callable[[], None] = lambda: None,
     ) -> DecodeStats:
+        """Decode all prompts; return the statistics of all together."""
         total = DecodeStats()
         proposer = TreeProposer(self.drafter, policy)
         for prompt in self.prompts:
@@ -108,7 +114,7 @@ class JudgedChains(TreePolicy, AcceptanceRule):
         return accepted
 
     def set_active(self, seeds: Sequence[int], positions: Sequence[int] = ()) -> None:
-        """Do nothing: one prompt is decoded at a time."""
+        """Do nothing, as policy and as rule: one prompt is decoded at a time."""
 
     def next_prompt(self) -> None:
         """Start the next prompt."""
@@ -152,7 +158,11 @@ class PredictedPolicy(TreePolicy):
 
 
 class JudgedTrees(AcceptanceRule):
-    """Acceptance rule (batch 1, greedy) that records the joint probability and acceptance of nodes."""
+    """Acceptance rule (batch 1, greedy) that records the joint probability and acceptance of nodes.
+
+    Attributes:
+        log_joint, accepted: of the nodes of each tree without its root, fp32 and bool [n - 1].
+    """
 
     def __init__(self) -> None:
         self.log_joint: list[torch.Tensor] = []
@@ -220,7 +230,8 @@ def drafter_facts(chains: JudgedChains, trees: JudgedTrees, stats: DecodeStats, 
     """
     temperature, confidence = judge(chains.judged)
     return {
-        # at least 0.01: a share of 0 (nothing accepted, or that depth not reached) must not be final
+        # at least 0.01: with a share of 0 (nothing accepted, or the depth not reached) no policy would draft
+        # there again
         "acceptance": [max(0.01, share) for share in stats.acceptance_by_depth] or [0.01],
         "promise": trees.promise(),
         "tree": tree,

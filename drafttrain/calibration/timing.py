@@ -29,7 +29,7 @@ EXPANDED = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # nodes
 CONTEXTS = (64, 256, 512)  # committed tokens
 STEPS = 3  # drafting steps between two forwards of the target
 WARM_UP = 2  # rounds that do not count
-LEAST = 1e-9  # seconds of a layer: noise in the others that are subtracted must not make it 0 or less
+LEAST = 1e-9  # seconds of a layer at least: noise in those that are subtracted could leave less than 0
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def measure_costs(
 
     Args:
         contexts: those beyond the target's positions are left out.
-        on_round: called after each of the `WARM_UP + rounds` rounds of each context.
+        on_round: called after each round of each context: `WARM_UP + rounds`, or fewer where time runs out.
         verified, expanded: tokens of the forwards and expanded nodes of the drafting steps to measure.
         seconds: time limit of a context; its first counted round is always completed.
 
@@ -114,7 +114,8 @@ def _time(
     width: int = 0,
     seconds: float = math.inf,
 ) -> tuple[Curve, Curve, Curve | None]:
-    """Return the curves of a clock's target and drafter; see `measure_costs`."""
+    """Return the curves of a clock's target, its drafter and its native growth (None without one); arguments
+    as `measure_costs`."""
     target_seconds: dict[int, list[float]] = {n: [] for n in verified}
     draft_seconds: dict[int, list[float]] = {f: [] for f in expanded}
     growth_seconds = {f: [] for f in expanded if clock.grow(f, width) is not None}

@@ -30,6 +30,7 @@ def compile_library(
     Raises:
         CompilerError: the compiler refuses the source or a flag, now or in an earlier run.
         RuntimeError: there is no compiler.
+        subprocess.TimeoutExpired: a file takes longer than `SECONDS`.
     """
     plain, own = options
     flags, folder, name = [*plain, *own], place.parent, place.name

@@ -27,6 +27,7 @@ class Parts:
         blocks, head: its layers and its head.
         inputs: what its layers read at a token.
         to_target: the target's ids of the draft vocabulary, int64 [D].
+        state: KV cache of the sequences, which grows with their trees.
     """
 
     blocks: NativeBlocks

@@ -52,11 +52,13 @@ def timings_key(hidden: int, intermediate: int, threads: int) -> str:
 
 
 def timings_file() -> Path:
+    """Return the path of the file with all results of the probe."""
     return cache_dir() / FILE
 
 
 def read_all() -> dict[str, Any]:
-    with contextlib.suppress(UserError):  # not there, or damaged: it is only a cache
+    """Return the stored results by key; none if the file is missing or damaged."""
+    with contextlib.suppress(UserError):  # it is only a cache
         found = read_json(timings_file())
         if isinstance(found, dict):
             return found

@@ -32,8 +32,11 @@ def append_layer(
 
 
 def take_nodes(fields: Sequence[torch.Tensor], nodes: torch.Tensor) -> list[torch.Tensor]:
-    """Return the fields of the sub-trees of these nodes, int64 [B, w], ascending (ValueError: they lack the
-    root or the parent of a node)."""
+    """Return the fields of the sub-trees of these nodes, int64 [B, w], ascending.
+
+    Raises:
+        ValueError: they lack the root or the parent of a node.
+    """
     found, orphans = _changed(library().take_nodes, nodes.shape[1], nodes.shape[1], fields, (nodes,))
     if orphans:
         raise ValueError(f"nodes: must be the root and then none without its parent, got {nodes.tolist()}")

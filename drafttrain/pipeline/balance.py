@@ -41,7 +41,8 @@ def measure_speeds(me: Member, ranks: Ranks, width: int, layers: int, hidden: in
     [step] = times(ranks, draft or stage, [width])
     blocks = len(me.stage.part.blocks) if me.stage else 0
     rows = ranks.gather([whole, head * me.is_last, layers * step if me.drafter else 0.0, blocks])
-    me.stage_pace, me.draft_pace = Pace(me.stage_pace.seconds), Pace(me.draft_pace.seconds)  # nothing counts
+    # without the pieces of work that were held back here
+    me.stage_pace, me.draft_pace = Pace(me.stage_pace.seconds), Pace(me.draft_pace.seconds)
     return {rank: _speed(*rows[rank]) for rank in me.layout.stages}
 
 

@@ -37,6 +37,7 @@ class BestFirstTree(TimedTree):
 
     @property
     def depth(self) -> int:
+        """Return the depth of the deepest node; 0 for a root alone."""
         return int(self.tree.depths.max())
 
     def expand(self) -> int:

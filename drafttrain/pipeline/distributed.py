@@ -16,7 +16,8 @@ from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.utils.errors import UserError, brief
 
-# int64 values before a message: whether it has content, count of numbers, shape and bytes of states, time
+# int64 values before a message: whether it has content, count of numbers, rows and width of the states, bytes
+# of each of their values, and the time in ns
 HEADER = 6
 DTYPES = {2: torch.bfloat16, 4: torch.float}  # of states, by bytes per value: native blocks pass on fp32
 ROOM = 1 << 18  # bytes of a message that arrive during computation; the rest is received on demand
@@ -40,8 +41,8 @@ class Channel:
     """Messages of one of the programs that a rank runs at the same time, each in a thread.
 
     Sends overlap with computing the next layer: a message is kept until it is known to have been received.
-    After a rank's first message a receive for its next one is always posted, so that this overlaps with
-    computing as well.
+    Once a rank has sent a message, a receive for its next one is always posted, so that receiving overlaps
+    with computing as well.
 
     Args:
         tag: of the channel, the same on all ranks.
@@ -237,7 +238,7 @@ class Ranks:
         return [part.tolist() for part in parts]
 
     def leave(self) -> None:
-        """End the connection before anything has been sent."""
+        """End the connection of a rank that gives up, while no message of a channel is under way."""
         dist.destroy_process_group()
 
     def close(self) -> None:

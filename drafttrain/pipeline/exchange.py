@@ -46,7 +46,7 @@ def send_ahead(me: Member, request: Request) -> Program:
 
 def _encode(me: Member, prompt: torch.Tensor) -> Program:
     """Run a prompt int64 [n] through this rank's blocks and hand it on; return its states [n, H] and the
-    tapped ones [n, taps · H], None without blocks."""
+    tapped ones [n, taps · H]; None for both without blocks."""
     me.log.clear()
     if me.stage is None:
         return None, None
@@ -102,7 +102,8 @@ def take(me: Member, rank: int, source: int, seq: int) -> Program:
 
 
 def collect(me: Member, tapped: torch.Tensor | None) -> Program:
-    """Send tapped states [m, taps · H] to the drafter; at the drafter, return those of all ranks joined."""
+    """Send tapped states [m, taps · H] to the drafter; at the drafter, return those of all ranks joined,
+    [m, K · H] ([1, 0] for a drafter that reads none), None elsewhere."""
     ranks, drafter = me.tap_ranks, me.layout.drafter
     if me.rank in ranks and me.rank != drafter:
         yield Send(drafter, Flow(torch.zeros(0), torch.zeros(0), tapped))

@@ -168,7 +168,8 @@ class Member:
 
     Attributes:
         stage_pace, draft_pace: declared times of its stage and of a draft step.
-        log: tasks of the last request: all in mode pipedec, prefill and computing in mode stpp.
+        log: tasks of the last request: all in mode pipedec, those of the prompt, computing and the ends of
+            rounds in stpp, those of the prompt in pp.
         clock: seconds, the same for all ranks of a machine.
         device: lock held during computing, which members of several requests share.
         policy: how static trees grow, for `stpp`.
@@ -187,7 +188,6 @@ class Member:
     draft_pace: Pace = field(default_factory=Pace)
     log: list[Task] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
-
     device: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def twin(self) -> "Member":
@@ -211,10 +211,12 @@ class Member:
 
     @property
     def is_last(self) -> bool:
+        """Return whether it has the last blocks and the head."""
         return self.rank == self.layout.stages[-1]
 
     def pick(self, state: torch.Tensor, request: Request, position: int) -> int:
-        """Return the target's token after a state [H] at a position of the output; NOT_FINITE for NaN."""
+        """Return the target's token after a state [H] at a position of the output; NOT_FINITE if its logit is
+        NaN or infinite."""
         logits = self.stage.part.logits(state[None])[None]  # [1, 1, V]
         place = torch.tensor([[position]])
         token = int(Sampler([request.sampling]).pick(logits.float(), place))

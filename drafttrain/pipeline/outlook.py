@@ -50,6 +50,7 @@ class Row:
     """Seconds per token of a pipeline with some number of stages.
 
     Attributes:
+        pp, stpp, pipedec: in each mode.
         single: of one process with the whole target, its fastest static tree and no messages.
         hit_rate: of the tree in flight.
         static: width and depth of the fastest static tree in the pipeline.
@@ -113,7 +114,15 @@ def outlook(
     best_first: bool = False,
     at_once: int = 1,
 ) -> Row:
-    """Simulate all modes for one number of stages, over all texts, `at_once` of them together."""
+    """Simulate all modes for one number of stages, over all texts, `at_once` of them together.
+
+    Args:
+        described: the machines, each group a stage.
+        width, children, layers, best_first: of the tree in flight (`PipelineConfig`).
+
+    Raises:
+        UserError: all answers have one token.
+    """
     stages = len(described.stages)
     tree = stages, width, children, layers
     traces = [replay(drafter, *_known(t), *tree, best_first=best_first) for t in texts]

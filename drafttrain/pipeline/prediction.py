@@ -19,7 +19,7 @@ from drafttrain.trees.tree import TokenTree
 
 @dataclass
 class Layers:
-    """New nodes, layer after layer.
+    """New nodes of a tree, parents before their children.
 
     Attributes:
         tokens: int64 [m].
@@ -86,7 +86,7 @@ class PredictionTree:
 
     def grow(self, max_depth: int) -> bool:
         """Append the next layer, if the deepest one has been expanded and is not at `max_depth`; return
-        whether it was."""
+        whether one was appended."""
         nodes = self.frontier()
         if self.depth >= max_depth or not self._known[nodes[0]]:
             return False

@@ -1,8 +1,7 @@
 """Discrete-event simulation of the seconds that a pipeline takes on described hardware (drafter, stages and
 links), for one request or several.
 
-What is computed is taken from a trace of what really happens (`replay.py`) or from an acceptance length; only
-the time is simulated.
+What is computed is taken from a trace of what really happens (`replay.py`); only the time is simulated.
 """
 
 import heapq

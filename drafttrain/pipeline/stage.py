@@ -1,6 +1,6 @@
 """A stage of the pipeline: some blocks of the target, and its part of the prediction tree.
 
-Every stage keeps the layers of the tree that have reached it, with their keys and values after the verified
+Every stage keeps the nodes of the tree that have reached it, with their keys and values after the verified
 ones (PipeDec, §3.2: the cache of the model and the cache of the tree). A token of the target commits the root
 and prunes the tree in the same way at all stages, so only the token has to be sent.
 """
@@ -20,7 +20,7 @@ from drafttrain.utils.errors import UserError
 
 @dataclass
 class Flow:
-    """New nodes of the tree on their way through the stages, layer after layer.
+    """New nodes of the tree on their way through the stages, parents before their children.
 
     Attributes:
         tokens: int64 [m].
@@ -120,7 +120,7 @@ class Stage:
         """Commit the root, move it to the target's token after it, and prune the tree.
 
         Args:
-            out: what this stage has just computed, the deepest layers of its tree.
+            out: what this stage has just computed, the last nodes of its tree.
 
         Returns:
             what is left of `out`, with the indices of the new tree; None if nothing is.

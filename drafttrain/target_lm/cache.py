@@ -56,7 +56,8 @@ class KvCache:
             self._set_buffer(torch.zeros(shape, dtype=self.dtype, device=self.device))
 
     def reserve(self, n: int) -> int:
-        """Make room for n slots after each row's verified ones; return the number of slots then in view."""
+        """Make room for n slots after each row's verified ones; return the slots that the longest row then
+        has in view."""
         view = max(self.lengths.tolist()) + n
         self._lengthen(view)
         return view
@@ -192,6 +193,8 @@ class KvCache:
 
 
 class TreeLayer(CacheLayerMixin):
+    """A layer of a `TreeCache`, as the modules of transformers use it."""
+
     is_sliding, is_compileable = False, True
 
     def __init__(self, owner: "TreeCache", index: int):

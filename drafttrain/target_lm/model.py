@@ -369,7 +369,8 @@ class FrozenTarget:
     ) -> list[TargetStates]:
         """Run the nodes of several trees, each after its own cache, in one forward without padding.
 
-        Models that take no custom attention function run once for each cache.
+        Stock models with sliding windows, and those that take no custom attention function, run once for each
+        cache.
 
         Args:
             tokens, depths, ancestors: for each cache, as `forward` takes them.
@@ -435,4 +436,5 @@ class FrozenTarget:
         return scale_logits(self.config, logits)
 
     def new_cache(self, batch: int, max_len: int) -> TreeCache:
+        """Return an empty cache with room for `max_len` tokens in each of `batch` rows."""
         return TreeCache(self.n_blocks, batch, max_len, self.dtype, self.device)
