@@ -34,7 +34,7 @@ REASONS = {  # by texts in errors of gloo and torch's store, in lower case
 
 
 class LostRank(UserError):
-    """Error of a lost connection to another rank, which is no mistake in a recipe."""
+    """The connection to another rank is lost, which is no mistake in a recipe."""
 
 
 class Channel:
@@ -167,6 +167,10 @@ class Ranks:
     Args:
         timeout_s: seconds without an expected message after which a rank counts as lost.
         link: as `Channel` takes it.
+
+    Raises:
+        UserError: this process is connected already, or MASTER_PORT is in use.
+        LostRank: not all ranks have joined in time.
     """
 
     def __init__(self, rank: int, world_size: int, timeout_s: float, link: Link | None = None):

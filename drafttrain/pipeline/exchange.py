@@ -1,4 +1,5 @@
-"""Steps of the programs of all modes: prefill, sending flows, bringing tapped states to the drafter."""
+"""Steps that the programs of all modes share: prefill, sending and receiving flows, and collecting tapped
+states at the drafter."""
 
 from collections.abc import Sequence
 from typing import Any

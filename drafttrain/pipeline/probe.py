@@ -1,4 +1,4 @@
-"""Check, once all ranks have loaded their parts, that the cut target gives the whole one's logits.
+"""Check that a target cut into stages gives the logits of the whole one, once all ranks have loaded.
 
 A small tree after a prefix goes through the stages; the last rank compares its logits with those of
 transformers' own blocks in fp32, which it loads one after the other, so that it never holds more than one.

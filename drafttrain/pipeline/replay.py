@@ -81,7 +81,7 @@ class Round:
 
 
 class _Foreseen(TimedTree):
-    """A prediction tree that spares the drafter's forwards over layers without the text's token, which a miss
+    """A prediction tree that skips the drafter's forwards over layers without the text's token, which a miss
     will discard. Their nodes get the candidate -1, which no text has, with equal probabilities."""
 
     ahead: Sequence[int] = ()  # tokens of the text after the root
@@ -149,7 +149,7 @@ class _Late(_Foreseen):
 
 
 def _foreseen(tapped: torch.Tensor) -> type[_Foreseen]:
-    """Return the tree class that spares the most forwards of a drafter that reads these tapped states."""
+    """Return the tree class that skips the most forwards of a drafter that reads these tapped states."""
     return _Foreseen if tapped.shape[1] else _Late
 
 
