@@ -40,22 +40,33 @@ class Classifier(nn.Module):
         self.outer = nn.Linear(hidden, 1)
         self.register_buffer("mean", torch.zeros(len(self.features)))
         self.register_buffer("std", torch.ones(len(self.features)))
-        self._folded: tuple[np.ndarray, np.ndarray, np.ndarray, float] | None = (
-            None  # what `predict` multiplies
-        )
+        # weights that `predict` multiplies with
+        self._folded: tuple[np.ndarray, np.ndarray, np.ndarray, float] | None = None
 
     def fit_scale(self, x: torch.Tensor, accepted_share: float) -> None:
         """Set the scaling of the features from rows x [N, F], and the output bias from the share accepted.
 
         A feature that is constant in these rows is ignored, also where it differs later.
         """
-        std = x.std(0, correction=0)
-        is_same = std < 1e-6
-        self.mean.copy_(torch.where(is_same, x[0], x.mean(0)))  # their scaled input is 0 exactly
-        self.std.copy_(std.masked_fill(is_same, 1.0))
+        is_same = self._set_scale(x, torch.ones_like(self.mean, dtype=torch.bool))
         with torch.no_grad():
             self.inner.weight[:, is_same] = 0.0  # and stays: an input of 0 has no gradient
             self.outer.bias.fill_(math.log(accepted_share / (1 - accepted_share)))
+
+    def fit_unused_scale(self, x: torch.Tensor) -> None:
+        """Set the scaling of the features that were constant in all earlier training from rows x [N, F], so
+        that further training can use them. No prediction changes, as their weights are 0."""
+        self._set_scale(x, self.inner.weight.detach().eq(0).all(0))
+
+    def _set_scale(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Set the scaling of chosen features, bool [F]; return which are constant in the rows, bool [F]."""
+        std = x.std(0, correction=0)  # [F]
+        is_same = std < 1e-6
+        mean = torch.where(is_same, x[0], x.mean(0))  # the scaled input of a constant is 0 exactly
+        self.mean.copy_(torch.where(chosen, mean, self.mean))
+        self.std.copy_(torch.where(chosen, std.masked_fill(is_same, 1.0), self.std))
+        self._folded = None
+        return is_same
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return log-odds of acceptance [...] from unscaled features [..., F]."""

@@ -48,7 +48,8 @@ def train_classifier(
     Args:
         trees: folder of `write_trees`.
         out: folder to write to, such as a bundle's.
-        start: folder of a classifier to fine-tune; its features, scaling and size are kept.
+        start: folder of a classifier to fine-tune; its features, scaling and size are kept, except the
+            scaling of features that have been constant so far.
         baselines: also compare with logistic regression and gradient boosting.
 
     Returns:
@@ -68,7 +69,9 @@ def train_classifier(
     n_training = len(training)
     sample, kept = thin_negatives(training, config.negatives, config.seed)
     del training  # millions of rows
-    if not start:
+    if start:
+        model.fit_unused_scale(torch.from_numpy(sample.x))
+    else:
         share = sample.accepted.mean() * kept / (1 + sample.accepted.mean() * (kept - 1))
         model.fit_scale(torch.from_numpy(sample.x), float(share))
     lr = config.lr or (1e-4 if start else 1e-3)

@@ -273,3 +273,27 @@ def test_a_feature_that_never_varied_counts_for_nothing():
     torch.testing.assert_close(
         torch.from_numpy(classifier.predict(deeper.numpy())), classifier.logits(x).sigmoid().detach()
     )
+
+
+def test_fine_tuning_scales_a_feature_that_had_never_varied(columns, tmp_path):
+    """Trees of one layer first, then deeper ones, whose depths are scaled like the other features."""
+    flat = write_dump(tmp_path / "flat", change(columns, d=np.ones_like(columns["d"])))
+    deep = write_dump(tmp_path / "deep", columns)
+    train_classifier(ClassifierConfig(epochs=2, negatives=2), flat, tmp_path / "a", baselines=False)
+    before = Classifier.load(tmp_path / "a")
+    assert before.inner.weight[:, 2].eq(0).all() and before.std[2] == 1
+    config = ClassifierConfig(epochs=2, negatives=2)
+    train_classifier(config, flat, tmp_path / "same", tmp_path / "a", baselines=False)
+    still = Classifier.load(tmp_path / "same")
+    assert still.inner.weight[:, 2].eq(0).all() and torch.equal(still.mean, before.mean)
+
+    train_classifier(config, deep, tmp_path / "b", tmp_path / "a", baselines=False)
+    tuned = Classifier.load(tmp_path / "b")
+    assert tuned.inner.weight[:, 2].ne(0).any()
+    assert torch.equal(tuned.mean[:2], before.mean[:2]) and torch.equal(tuned.std[:2], before.std[:2])
+    assert tuned.mean[2] == pytest.approx(columns["d"].mean(), abs=0.5)
+    assert tuned.std[2] == pytest.approx(columns["d"].std(), abs=0.2)
+    x = torch.from_numpy(np.stack([columns[name] for name in ("P", "H", "d")], 1).astype(np.float32))
+    expected = before.logits(x)
+    before.fit_unused_scale(x)
+    assert torch.equal(before.logits(x), expected) and before.std[2] > 3
