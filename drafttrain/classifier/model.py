@@ -110,6 +110,7 @@ class Classifier(nn.Module):
         temporary = folder / f".{WEIGHTS}.tmp"
         save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, temporary)
         temporary.chmod(0o644)  # safetensors writes files that only the owner can read
+        (folder / FILE).unlink(missing_ok=True)  # else an interruption leaves new weights with old features
         temporary.replace(folder / WEIGHTS)
         described = {"format_version": FORMAT_VERSION, "features": self.features, "hidden": self.hidden}
         write_json(folder / FILE, {**described, "training": training})

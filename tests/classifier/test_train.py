@@ -259,6 +259,16 @@ def test_other_classifiers_are_refused(trained, tmp_path):
         Classifier.load(tmp_path)
 
 
+def test_a_half_written_classifier_is_none(tmp_path, monkeypatch):
+    """Weights of one classifier with the features of another would have the right shapes."""
+    Classifier(("P", "H"), 3).save(tmp_path, {})
+    monkeypatch.setattr("drafttrain.classifier.model.write_json", lambda path, value: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Classifier(("P", "d"), 3).save(tmp_path, {})
+    with pytest.raises(UserError, match="classifier.json: no such file"):
+        Classifier.load(tmp_path)
+
+
 def test_a_feature_that_never_varied_counts_for_nothing():
     """Trees of one layer have one depth; the classifier may grow deeper ones."""
     torch.manual_seed(0)
