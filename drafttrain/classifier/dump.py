@@ -1,9 +1,10 @@
-"""The trees of `drafttrain c2t`, which its classifier learns from: a row for each node of full EAGLE-2 trees.
+"""Grow and label the trees that the classifier of `drafttrain c2t` learns from: a row for each node of full
+EAGLE-2 trees.
 
 The target's own text is decoded first, once per prompt. Decoding by any exact rule gives just that text, so
-the path that the rule accepts in a tree is the text after its root: trees are grown where
-decoding would grow them, and nothing has to be verified again. At temperature above 0 the text is the one
-that `AcceptMatching` draws, whose draws belong to positions of the output and not to trees.
+the path that the rule accepts in a tree is the text after its root: trees are grown where decoding would grow
+them, and nothing has to be verified again. At temperature above 0 the text is the one that `AcceptMatching`
+draws, whose draws belong to positions of the output and not to trees.
 """
 
 import os
@@ -249,7 +250,8 @@ def _blocks(
     for tree, accepted, roots, active in label_trees(
         drafter, texts, tapped, starts, ends, config.top_k, config.max_depth
     ):
-        now = int((roots - starts).clamp(max=config.max_new_tokens).sum())
+        places = (roots - starts).tolist()  # of the roots in the outputs
+        now = sum(min(place, config.max_new_tokens) for place in places)
         on_tokens(now - reached)
         reached = now
         rank = (torch.arange(tree.width, device=device) - 1) % siblings  # [n]
@@ -264,15 +266,19 @@ def _blocks(
             "accepted": accepted,
         }
         arrays = {name: values[:, 1:].cpu().numpy() for name, values in columns.items()}  # [B, n - 1]
-        numbers = (torch.arange(len(texts), device=device) + first) * config.max_new_tokens + roots - starts
         for row in active.nonzero()[:, 0].tolist():
-            tree_id = np.full(tree.width - 1, int(numbers[row]), dtype=np.int32)
+            number = (first + row) * config.max_new_tokens + places[row]
+            tree_id = np.full(tree.width - 1, number, dtype=np.int32)
             yield {"tree": tree_id, **{name: values[row] for name, values in arrays.items()}}
     on_tokens(len(texts) * config.max_new_tokens - reached)
 
 
 def finished_shards(out: Path, made_from: dict[str, Any]) -> list[dict[str, Any]]:
-    """List the shards that an interrupted dump of the same drafter, prompts and settings has finished."""
+    """Return the shards that an interrupted dump of the same drafter, prompts and settings has finished.
+
+    Raises:
+        UserError: the folder holds trees of another drafter, other prompts or settings, or a damaged record.
+    """
     if not (out / FILE).exists():
         return []
     record = read_record(out)
