@@ -352,7 +352,8 @@ def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path | None, floa
 def settle_bf16(
     config: TrainingConfig, target: FrozenTarget, checkpoint: Path | None = None
 ) -> TrainingConfig:
-    """Return the settings with `bf16: auto` resolved to the checkpoint's value, or to the fastest.
+    """Return the settings with `bf16: auto` resolved: to the checkpoint's value, else to bf16 where that is
+    faster on this machine and the target is not in float32.
 
     Raises:
         UserError: the checkpoint was trained in bf16 and the settings ask for fp32, or the other way round.
@@ -365,7 +366,9 @@ def settle_bf16(
     if config.bf16 != "auto":
         return config
     if begun is None:
-        begun = dtype_for(target.config, "auto", target.device, "products") == torch.bfloat16
+        begun = target.dtype != torch.float32 and (
+            dtype_for(target.config, "auto", target.device, "products") == torch.bfloat16
+        )
     return replace(config, bf16=begun)
 
 

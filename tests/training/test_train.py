@@ -28,6 +28,7 @@ from drafttrain.training.train import (
     ShowSteps,
     planned_steps,
     rate_schedule,
+    settle_bf16,
     train,
     training_arguments,
 )
@@ -437,6 +438,16 @@ def test_a_training_keeps_what_it_was_begun_with(run_training, monkeypatch):
     assert json.loads((out / "drafter" / "config.json").read_text())["training"]["bf16"] is True
     fresh = run_training("fresh", bf16="auto", max_steps=1)
     assert json.loads((fresh / "drafter" / "config.json").read_text())["training"]["bf16"] is False
+
+
+def test_a_float32_target_is_not_trained_in_bf16(target_folder, settings, monkeypatch):
+    """Not even where bf16 is faster, unless the settings ask for it."""
+    fast = {"float32": {1: 9.0, 16: 9.0, 128: 9.0}, "bfloat16": {1: 1.0, 16: 1.0, 128: 1.0}}
+    monkeypatch.setattr(dtype, "timed", lambda *sizes: dtype.Timings(fast))
+    wide, narrow = (load_target(str(target_folder), name, "cpu") for name in ("float32", "bfloat16"))
+    assert settle_bf16(settings(bf16="auto"), wide).bf16 is False
+    assert settle_bf16(settings(bf16=True), wide).bf16 is True
+    assert settle_bf16(settings(bf16="auto"), narrow).bf16 is True
 
 
 @pytest.mark.parametrize("bf16", [True, False])
