@@ -1,4 +1,4 @@
-"""Chats whose assistant turns are rewritten: what is asked, in which order, and the answers.
+"""Chats whose assistant turns are rewritten: their questions, the order of these, and the answers.
 
 This module depends neither on files nor on the engine that answers.
 """
@@ -70,6 +70,7 @@ class Dialogue:
 
     @property
     def is_finished(self) -> bool:
+        """Return whether all questions are answered."""
         return len(self.answers) == len(self.questions)
 
     def said(self) -> list[Message]:
@@ -102,7 +103,7 @@ class Dialogue:
         return row
 
     def matches(self, row: dict[str, Any]) -> bool:
-        """Return whether a row written earlier answers these questions, or the first, at this temperature."""
+        """Return whether an earlier row answers these questions, or the first ones, at this temperature."""
         asked, turns = questions(row), row.get("conversations", [])
         is_same = row.get("temperature") == self.temperature and asked == self.asked[: len(asked)]
         return is_same and len(turns) > 1
@@ -142,12 +143,13 @@ def plan_dialogues(
         deduplicate: leave out chats whose system and user turns have all occurred before.
     """
     ids: set[str] = set()
+    copies: Counter[str] = Counter()  # numbers given out by id, so that none is tried twice
     prompts: set[int] = set()
     for conversation in conversations:
-        name, copy = conversation.id, 1
+        name = conversation.id
         while name in ids:
-            copy += 1
-            name = f"{conversation.id}#{copy}"
+            copies[conversation.id] += 1
+            name = f"{conversation.id}#{copies[conversation.id] + 1}"
         ids.add(name)
         if conversation.is_text:
             skipped["plain text, no turns"] += 1
@@ -180,6 +182,7 @@ def _is_unicode(texts: list[str]) -> bool:
 
 
 def _questions(conversation: Conversation) -> tuple[list[Message], list[str]]:
+    """Return the system turns and the texts of the user turns, up to the first tool result."""
     turns = [
         Message("assistant", "…") if message.role == "assistant" else message
         for message in conversation.messages
@@ -187,11 +190,11 @@ def _questions(conversation: Conversation) -> tuple[list[Message], list[str]]:
     spoken = [message for message in turns if message.content.strip() or message.role == "tool"]
     if spoken and spoken[-1].role == "user":
         spoken.append(Message("assistant", "…"))  # a question at the end is to be answered as well
-    mended = tidy(replace(conversation, messages=spoken), Counter())
-    if mended is None:
+    tidied = tidy(replace(conversation, messages=spoken), Counter())
+    if tidied is None:
         return [], []
-    tool = next((i for i, message in enumerate(mended.messages) if message.role == "tool"), None)
-    kept = mended.messages[:tool]
+    tool = next((i for i, message in enumerate(tidied.messages) if message.role == "tool"), None)
+    kept = tidied.messages[:tool]
     system = [message for message in kept if message.role == "system"]
     return system, [message.content for message in kept if message.role == "user"]
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import PromptSet, RegenerateConfig, Source
+from drafttrain.data.conversation import Conversation
 from drafttrain.data.loss_mask import encode_conversation
 from drafttrain.data.message import Message
 from drafttrain.data.readers import read_conversations
@@ -20,6 +22,7 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.regenerate import stage
+from drafttrain.regenerate.dialogues import plan_dialogues
 from drafttrain.regenerate.rewriting import Rewriting
 from drafttrain.regenerate.stage import answer_conversations, estimate
 from drafttrain.target_lm.model import FrozenTarget
@@ -160,6 +163,15 @@ def test_prompts_that_are_not_asked_leave_nothing_out(target, tmp_path):
     options = quiet | {"measured": [PromptSet("held", held)]}
     report = answer_conversations(config, tmp_path / "later", target, target.tokenizer, **options)
     assert report.written == 1 and not report.skipped
+
+
+def test_an_id_that_every_row_has_is_numbered_quickly():
+    """Some files have the name of their data set as the id of each row."""
+    rows = [Conversation("x", [Message("user", str(i))], f"row {i}") for i in range(50_000)]
+    rows.insert(2, Conversation("x#3", [Message("user", "another")], "row"))
+    options = {"max_turns": 1, "greedy_fraction": 1.0, "temperature": 0.0, "seed": 0, "deduplicate": False}
+    ids = [dialogue.id for dialogue in plan_dialogues(rows, Counter(), **options)]
+    assert ids[:5] == ["x", "x#2", "x#3", "x#4", "x#5"] and len(set(ids)) == len(rows)
 
 
 def test_greedy_answers_equal_one_by_one(any_target, source, tmp_path):
