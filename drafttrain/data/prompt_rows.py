@@ -7,6 +7,7 @@ Reference answers are never read.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 from typing import Any
 
 from drafttrain.data.rows import is_exchange, row_to_conversation, well_formed
@@ -201,7 +202,7 @@ def _translate(row: dict, words: list[str]) -> list[str]:
 def _choose(row: dict, words: list[str]) -> list[str]:
     if not isinstance(row["choices"], list):
         return []
-    choices = "\n".join(f"{letter}. {choice}" for letter, choice in zip("ABCDEFGH", row["choices"]))
+    choices = "\n".join(f"{letter}. {choice}" for letter, choice in zip(ascii_uppercase, row["choices"]))
     subject = str(row.get("subject") or "general knowledge").replace("_", " ")
     return [MMLU_REQUEST.format(subject=subject, question=words[0].strip(), choices=choices)]
 

@@ -72,8 +72,8 @@ def open_streams(path: str | Path) -> Iterator[Stream]:
         for name in _mixed(files):
             with readable(str(files[name])):
                 for stream in _open_file(files[name]):
-                    inner = name if stream.given else f"{name}/{stream.name}"
-                    yield Stream(stream.source, inner.removesuffix(".gz"), stream.bytes, given=False)
+                    folder = PurePosixPath(name).parent if stream.given else PurePosixPath(name)
+                    yield Stream(stream.source, str(folder / stream.name), stream.bytes, given=False)
     else:
         yield from _open_file(path)
 

@@ -69,6 +69,19 @@ def write(path: Path, *rows) -> Path:
                 [MMLU_REQUEST.format(subject="abstract algebra", question="1 + 1?", choices="A. 1\nB. 2")],
             ),
         ),
+        (
+            {"question": "How many?", "choices": list(range(10))},  # as many as MMLU-Pro has
+            Prompt(
+                "1",
+                [
+                    MMLU_REQUEST.format(
+                        subject="general knowledge",
+                        question="How many?",
+                        choices="\n".join(f"{letter}. {n}" for n, letter in enumerate("ABCDEFGHIJ")),
+                    )
+                ],
+            ),
+        ),
         ({"category": "qa", "turns": ["a?"]}, Prompt("1", ["a?"], group="qa")),
         ({"category": "math", "turns": ["a?", "b?"]}, Prompt("1", ["a?", "b?"], group="mt_bench")),
         ({"category": "math", "turns": ["a?"]}, Prompt("1", ["a?"], group="math")),  # EAGLE's GSM8K

@@ -40,6 +40,14 @@ def test_plain_and_gzipped_files(tmp_path):
     assert (given.suffix, given.given, given.source) == (".json", True, str(tmp_path / "b.json.gz"))
 
 
+def test_suffixes_in_capitals(tmp_path):
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "A.JSON.GZ").write_bytes(gzip.compress(b"[1]"))
+    (tmp_path / "B.JSON.GZ").write_bytes(gzip.compress(b"[2]"))
+    assert names(tmp_path) == {"part/A.JSON": b"[1]", "B.JSON": b"[2]"}
+    assert [stream.suffix for stream in open_streams(tmp_path)] == [".json", ".json"]
+
+
 def test_folder_with_archives_in_an_order_of_names_alone(tmp_path):
     for i in range(20):
         (tmp_path / f"part{i // 10}").mkdir(exist_ok=True)
