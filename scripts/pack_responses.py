@@ -30,7 +30,7 @@ from drafttrain.regenerate.responses import read_rows
 from drafttrain.regenerate.stage import RECORD
 from drafttrain.target_lm.loading import load_tokenizer
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import read_json
+from drafttrain.utils.files import read_json, usable
 from drafttrain.utils.writing import whole_file
 
 EXCLUDE = [
@@ -40,6 +40,7 @@ EXCLUDE = [
     "data/heldout_prompts.jsonl",
 ]
 TURN = pa.struct([("from", pa.string()), ("value", pa.string()), ("token_ids", pa.list_(pa.uint32()))])
+NAMES = {"user": "human", "assistant": "gpt"}  # ShareGPT's, where they differ
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -53,11 +54,16 @@ SCHEMA = pa.schema(
 
 def packed_rows(folders: Iterable[Path], exclude: Sequence[str], without: Iterable[Path]) -> Iterator[dict]:
     """Yield the rows of regeneration folders, finished or not, each id and each prompt once, answers as token
-    ids alone."""
+    ids alone.
+
+    Raises:
+        UserError: a folder without the record of a regeneration, or an unreadable file in `without`.
+    """
     seen, prompts = set(), EvaluationPrompts.read(exclude)
     for path in without:
-        for row in parquet.read_table(path, columns=["id", "conversations"]).to_pylist():
-            seen |= {row["id"], tuple(map(fold, asked(row)))}
+        with usable(path, "name a file that this script wrote"):
+            for row in parquet.read_table(path, columns=["id", "conversations"]).to_pylist():
+                seen |= {row["id"], tuple(map(fold, asked(row)))}
     for folder in folders:
         made_by = read_json(folder / RECORD)["settings"]["tokenizer"]
         for row in read_rows(folder):
@@ -94,7 +100,12 @@ def traced_rows(folders: Iterable[Path], exclude: Sequence[str]) -> Iterator[dic
                 *turns, answer = row["messages"]
                 ids = answer.get("token_ids")
                 conversation = [
-                    {"from": "human", "value": turn["content"], "token_ids": None} for turn in turns
+                    {
+                        "from": NAMES.get(turn["role"], turn["role"]),
+                        "value": turn["content"],
+                        "token_ids": None,
+                    }
+                    for turn in turns
                 ]
                 conversation.append(
                     {"from": "gpt", "value": None if ids else answer["content"], "token_ids": ids}
@@ -112,7 +123,7 @@ def traced_rows(folders: Iterable[Path], exclude: Sequence[str]) -> Iterator[dic
 
 
 def asked(row: dict) -> list[str]:
-    """Return the prompts of a row's conversation."""
+    """Return the user turns of a row's conversation."""
     return [turn["value"] for turn in row["conversations"] if turn["from"] == "human"]
 
 
@@ -123,7 +134,11 @@ def pack(
     without: Iterable[Path] = (),
     traces: Iterable[Path] = (),
 ) -> tuple[int, int]:
-    """Write the file; return its conversations and the tokens of answers that are stored as ids."""
+    """Write the file; return the numbers of its conversations and of the tokens of answers stored as ids.
+
+    Raises:
+        UserError: as `packed_rows` and `traced_rows`, or no answer is left.
+    """
     found = itertools.chain(packed_rows(folders, exclude, without), traced_rows(traces, exclude))
     rows, schema = sorted(found, key=lambda row: row["id"]), SCHEMA
     if not rows:

@@ -188,6 +188,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     args = parser.parse_args(argv)
+    if args.number < 1 or args.skip < 0:
+        parser.error(f"--number and --skip: must be >= 1 and >= 0, got {args.number} and {args.skip}")
     args.out.mkdir(parents=True, exist_ok=True)
     found = {
         "gsm8k": gsm8k(args.gsm8k, args.seed),

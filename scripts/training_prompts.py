@@ -13,10 +13,13 @@ import gzip
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from drafttrain.data.readers import read_conversations
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import usable
+from drafttrain.utils.writing import whole_file
 
 Row = dict[str, object]
 
@@ -97,7 +100,7 @@ def _read(path: Path) -> str:
     return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -110,22 +113,39 @@ def main() -> None:
     parser.add_argument("--evaluation", type=Path, default=Path("data/eval/summarization.jsonl"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, gzipped")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    try:
+        rows = collect(args)
+        text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in rows)
+        with whole_file(args.out) as file:
+            file.write(gzip.compress(text.encode(), 9, mtime=0))
+    except UserError as error:
+        parser.exit(2, f"training_prompts: {error}\n")
+    print(f"{args.out}: {len(rows)} prompts")
+
+
+def collect(args: argparse.Namespace) -> list[Row]:
+    """Return the prompts of all files that are named.
+
+    Raises:
+        UserError: a file is unreadable, or not of its kind.
+    """
     rows: list[Row] = []
     if args.gsm8k:
         rows += exchanges(args.gsm8k, "gsm8k-train")
     for path in args.gpteacher:
         rows += exchanges(path, f"gpteacher-{'codegen' if 'codegen' in path.name else 'roleplay'}")
     if args.mbpp:
-        rows += mbpp_tasks(args.mbpp)
+        with usable(args.mbpp, "name MBPP's mbpp.jsonl"):
+            rows += mbpp_tasks(args.mbpp)
     if args.oasst:
-        rows += oasst_prompts(args.oasst)
+        with usable(args.oasst, "name a sampling report with its prompts"):
+            rows += oasst_prompts(args.oasst)
     if args.oanc:
-        used = {json.loads(line)["id"] for line in args.evaluation.read_text().splitlines()}
+        with usable(args.evaluation, "name data/eval/summarization.jsonl"):
+            used = {json.loads(line)["id"] for line in args.evaluation.read_text().splitlines()}
         rows += passages(args.oanc, args.passages, used, args.seed)
-    text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in rows)
-    args.out.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-    print(f"{args.out}: {len(rows)} prompts")
+    return rows
 
 
 if __name__ == "__main__":

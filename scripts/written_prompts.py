@@ -12,8 +12,10 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from drafttrain.utils.writing import whole_file
 
 SLOT = re.compile(r"\{(\w+)\}")
 
@@ -323,7 +325,7 @@ REQUESTS: dict[str, list[str]] = {
 
 
 def numbers(draw: random.Random) -> dict[str, Callable[[], str]]:
-    """Return what fills the slots of numbers; a and b are below c and d."""
+    """Return functions that draw the numbers of slots; a and b are below c and d."""
     return {
         "a": lambda: str(draw.randint(11, 60)),
         "b": lambda: str(draw.randint(2, 10)),
@@ -349,7 +351,7 @@ def fill(request: str, draw: random.Random) -> str:
 
 
 def prompts(number: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Yield kinds and requests, each request once, in turn of every kind until it has no new ones.
+    """Yield (kind, request) pairs: kinds in rotation, each until it has no new requests, each request once.
 
     Args:
         number: of requests.
@@ -370,20 +372,23 @@ def prompts(number: int, seed: int) -> Iterator[tuple[str, str]]:
                 return
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--number", type=int, required=True, help="of prompts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, gzipped")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    if args.number < 1:
+        parser.error(f"--number: must be >= 1, got {args.number}")
     rows = [
         {"id": f"written-{kind}-{args.seed}-{i}", "conversations": [{"from": "human", "value": request}]}
         for i, (kind, request) in enumerate(prompts(args.number, args.seed))
     ]
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in rows)
-    args.out.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    with whole_file(args.out) as file:
+        file.write(gzip.compress(text.encode(), 9, mtime=0))
     print(f"{args.out}: {len(rows)} prompts")
 
 

@@ -143,6 +143,37 @@ def test_training_prompts_leave_evaluation_out(tmp_path):
     assert all(text.split("\n\n")[0] in prompts["REQUESTS"] for text in texts)
 
 
+@pytest.mark.parametrize("option", ["--gsm8k", "--mbpp", "--oasst", "--oanc"])
+def test_sources_of_training_prompts_that_are_missing(option, tmp_path, capsys):
+    main, out = script("training_prompts.py")["main"], tmp_path / "prompts.jsonl.gz"
+    with pytest.raises(SystemExit) as error:
+        main([option, str(tmp_path / "nowhere"), "--out", str(out)])
+    assert error.value.code == 2 and not out.exists()
+    printed = capsys.readouterr().err
+    assert printed.startswith("training_prompts: ") and "nowhere" in printed and printed.count("\n") == 1
+
+
+def test_packed_files_that_are_missing(tmp_path, chatml):
+    folder = answered(tmp_path / "a", chatml, {"x": "One."})
+    with pytest.raises(UserError, match="nowhere.*name a file that this script wrote"):
+        script("pack_responses.py")["pack"](
+            [folder], tmp_path / "out.parquet", without=[tmp_path / "nowhere"]
+        )
+
+
+def test_prompts_are_written_whole(tmp_path):
+    written, out = script("written_prompts.py"), tmp_path / "prompts.jsonl.gz"
+    written["main"](["--number", "20", "--out", str(out)])
+    assert len(gzip.decompress(out.read_bytes()).splitlines()) == 20
+    with pytest.raises(SystemExit):
+        written["main"](["--number", "0", "--out", str(out)])
+    with pytest.raises(SystemExit):
+        script("training_problems.py")["main"](
+            ["--gsm8k", "a", "--oanc", "b", "--number", "-1", "--out", str(tmp_path / "problems")]
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl.gz"]
+
+
 def test_the_shipped_answers_hold_no_evaluation_prompt_and_their_hash_is_the_documented_one():
     data = SCRIPTS.parent / "data"
     names = ("eval", "tuning_prompts.jsonl", "validation_prompts.jsonl", "heldout_prompts.jsonl")

@@ -98,6 +98,24 @@ def test_other_rows_with_rounds_are_no_traces(tmp_path):
     assert [one.messages[1].content for one in read_conversations(tmp_path / "a.jsonl")] == ["ho"]
 
 
+def test_turns_of_packed_traces_keep_their_roles(traced, chatml, tmp_path, monkeypatch):
+    """A call may be a chat of several turns."""
+    folder, _ = traced
+    file = folder / "one.json"
+    trace = json.loads(file.read_text())
+    roles = ["system", "user", "assistant", "user"]
+    for entry in trace["rounds"]:
+        for call in entry["calls"]:
+            call["prompt"] = [{"role": role, "content": f"A turn of the {role}."} for role in roles]
+    trace["settings"]["target"] = "its target"
+    file.write_text(json.dumps(trace))
+    script = runpy.run_path("scripts/pack_responses.py")
+    monkeypatch.setitem(script["traced_rows"].__globals__, "load_tokenizer", lambda name: chatml)
+    script["pack"]([], tmp_path / "thoughts.parquet", traces=[folder])
+    read = next(read_conversations(tmp_path / "thoughts.parquet"))
+    assert [message.role for message in read.messages] == [*roles, "assistant"]
+
+
 def test_ids_of_another_tokenizer_are_refused(traced, chatml, tmp_path):
     file = traced[0] / "one.json"
     trace = json.loads(file.read_text())
