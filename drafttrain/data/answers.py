@@ -11,6 +11,7 @@ from functools import lru_cache
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from drafttrain.data.chat import tokenize
 from drafttrain.data.message import Message
 from drafttrain.data.template import TEMPLATE_OPTIONS, render, template_of
 from drafttrain.utils.errors import UserError
@@ -39,6 +40,11 @@ def end_of_turn_text(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
         return found[1]
     middle = render(tokenizer, [*turns, turns[0]], "chat template").partition(answer)[2]
     return os.path.commonprefix([last, middle]).strip()
+
+
+def end_of_turn_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of the text that ends an assistant turn; [] if there is none."""
+    return tokenize(tokenizer, end_of_turn_text(tokenizer, template_of(tokenizer)))
 
 
 def answer_spans(

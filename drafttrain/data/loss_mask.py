@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.answers import RenderedOtherwise, answer_spans, end_of_turn_text
+from drafttrain.data.answers import RenderedOtherwise, answer_spans, end_of_turn_ids
 from drafttrain.data.chat import tokenize
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.message import Message
-from drafttrain.data.template import adapt_roles, render, template_of
+from drafttrain.data.template import adapt_roles, render
 from drafttrain.utils.errors import UserError
 
 
@@ -111,7 +111,7 @@ def _cut(piece: Encoded, max_length: int) -> Encoded:
 def _single_answers(tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> list[Encoded]:
     """Return one example per answer: the rendered prompt, then the answer's `token_ids`."""
     messages, source = adapt_roles(tokenizer, conversation.messages), conversation.source
-    end_ids = tokenize(tokenizer, end_of_turn_text(tokenizer, template_of(tokenizer)))
+    end_ids = end_of_turn_ids(tokenizer)
     pieces = []
     for index, message in enumerate(messages):
         if message.role == "assistant":
@@ -138,7 +138,7 @@ def _encode_chat(
     text = render(tokenizer, messages, source)
     spans = answer_spans(tokenizer, messages, text, source)
     ids, lefts, rights = _with_offsets(tokenizer, text)
-    end_ids = tokenize(tokenizer, end_of_turn_text(tokenizer, template_of(tokenizer)))
+    end_ids = end_of_turn_ids(tokenizer)
 
     out, mask, starts = [], [], {}
     position = 0  # in ids

@@ -1,15 +1,14 @@
-"""Engines that answer: the target in this process, or a server. Both turn requests into completions."""
+"""Engines that answer requests: the target in this process, or a server."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from drafttrain.data.answers import end_of_turn_text
+from drafttrain.data.answers import end_of_turn_ids
 from drafttrain.data.chat import encode_prompt
 from drafttrain.data.config import ServerConfig
 from drafttrain.data.message import Message
-from drafttrain.data.template import template_of
 from drafttrain.hidden_states.recording import StateRecorder
 from drafttrain.inference.decode import Request, decode_requests
 from drafttrain.inference.params import SamplingParams
@@ -34,7 +33,7 @@ def in_process(
     max_cache_gb: float | None,
     recorder: StateRecorder | None = None,
 ) -> Engine:
-    """Return the engine that runs the target here, with `rows` answers at once or as many as memory allows.
+    """Return the engine that runs the target here, with `rows` answers at once, or fewer if memory is short.
 
     Args:
         max_cache_gb: of the KV cache (10^9 bytes); None: half of the free GPU memory, 4 on a CPU.
@@ -79,7 +78,7 @@ def in_process(
 
 
 def _bytes_per_token(target: FrozenTarget) -> int:
-    """Measure the size of a token's keys and values: configs name what it depends on differently."""
+    """Measure the size of a token's keys and values, as the sizes have other names in each config."""
     cache = target.new_cache(1, 1)
     token = torch.zeros(1, 1, dtype=torch.long, device=target.device)  # [1, 1]
     target.forward(cache, token, token[0], token == 0)
@@ -102,9 +101,7 @@ def server(
     Raises:
         UserError: as `OpenAIClient.probe`.
     """
-    end_of_turn = end_of_turn_text(tokenizer, template_of(tokenizer))
-    end_ids = tokenizer(end_of_turn, add_special_tokens=False)["input_ids"]
-    client = OpenAIClient(config, tokenizer, end_ids)
+    client = OpenAIClient(config, tokenizer, end_of_turn_ids(tokenizer))
     messages = [Message("user", "Count from one to ten.")]
     prompt_ids, sampling = encode_prompt(tokenizer, messages), SamplingParams(temperature, top_p)
     client.probe(ChatRequest(prompt_ids, 8, sampling, "probe", messages))

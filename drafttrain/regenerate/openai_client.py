@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import requests
 from transformers import PreTrainedTokenizerBase
 
+from drafttrain.data.chat import tokenize
 from drafttrain.data.config import ServerConfig
 from drafttrain.regenerate.dialogues import ChatRequest, Completion
 from drafttrain.utils.errors import UserError, brief
@@ -42,11 +43,11 @@ class Reply(Completion):
 
 
 class _Broken(Exception):
-    """An answer that does not follow the protocol."""
+    """Raised for an answer that does not follow the protocol."""
 
 
 class _Failed(Exception):
-    """A request without a reply. `status` is the last HTTP status, if there was one."""
+    """Raised for a request without a reply. `status` is the last HTTP status, if there was one."""
 
     def __init__(self, reason: str, status: int | None):
         super().__init__(reason)
@@ -69,10 +70,13 @@ class OpenAIClient:
             tokenizer: the target's, which must be the server's as well.
             end_of_turn: ids that end an answer; appended to replies that stopped by themselves but whose ids
                 the server does not return, or returns without the stop token.
+
+        Raises:
+            UserError: no URL, or an API key that a header cannot hold.
         """
         self.config, self.tokenizer, self.end_of_turn = config, tokenizer, end_of_turn
         self.base_url = _base_url(config.url)
-        self.model = config.model
+        self.model, self._key = config.model, _api_key(config.key_variable)
         self.returns_ids = self.extends = True
         self.notes: list[str] = []
         # all tokens that are not pieces of words: every token that can end an answer is among them
@@ -274,9 +278,8 @@ class OpenAIClient:
             body["seed"] = request.sampling.seed
         if self.returns_ids:
             body["return_token_ids"] = True
-        if (
-            self.extends
-        ):  # vLLM would take them from the model's generation_config.json, and penalize repetition
+        if self.extends:
+            # vLLM would take them from the model's generation_config.json, and penalize repetition
             body |= {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
         return body
 
@@ -295,7 +298,9 @@ class OpenAIClient:
         if retokenized:
             if not isinstance(text, str):
                 raise _Broken(f"a {type(text).__name__} in place of text")
-            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = tokenize(self.tokenizer, text)
+        elif not isinstance(ids, list):
+            raise _Broken(f"a {type(ids).__name__} in place of token ids")
         elif not all(isinstance(token, int) and 0 <= token < len(self.tokenizer) for token in ids):
             raise _Broken("token ids outside the target's vocabulary")
         if finish == "stop" and (not ids or ids[-1] not in self._markers):
@@ -306,8 +311,8 @@ class OpenAIClient:
         """Return this thread's session: a `Session` is not to be shared."""
         if not hasattr(self._local, "session"):
             self._local.session = requests.Session()
-            if key := os.environ.get(self.config.key_variable):
-                self._local.session.headers["Authorization"] = f"Bearer {key}"
+            if self._key:
+                self._local.session.headers["Authorization"] = f"Bearer {self._key}"
         return self._local.session
 
     def _refusal(self, response: requests.Response) -> str:
@@ -319,10 +324,20 @@ class OpenAIClient:
         return f"{response.url} answers HTTP {response.status_code}: {_message(response)}; {remedy}"
 
     def _unreachable(self, error: requests.RequestException) -> str:
-        what = type(error).__name__
         return (
-            f"{self.base_url}: cannot be reached ({what}); start the server, or check regenerate.server.url"
+            f"{self.base_url}: cannot be reached ({type(error).__name__}); start the server, or check "
+            "regenerate.server.url"
         )
+
+
+def _api_key(variable: str) -> str:
+    """Return the API key in an environment variable, without space around it; "" if it is not set."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):  # `requests` would show it in its error
+        raise UserError(
+            f"${variable}: must be ASCII characters on one line, got others; put the API key alone into it"
+        )
+    return key
 
 
 def _base_url(url: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from drafttrain.data.chat import template_hash, tokenizer_hash
+from drafttrain.data.chat import template_hash, tokenize, tokenizer_hash
 from drafttrain.data.message import Message
 from drafttrain.data.overlap import fold
 from drafttrain.data.template import render
@@ -34,14 +34,14 @@ def user_header(target: FrozenTarget) -> list[int]:
     """Return token ids of an empty chat up to where the user's first words begin.
 
     Raises:
-        UserError: the template changes the user's words.
+        UserError: no chat template, or one that changes the user's words.
     """
     text = render(target.tokenizer, [Message("user", MARK)], "the user header")
     if MARK not in text:
         raise UserError(
             f"{target.name}: its chat template changes the user's words; write the prompts yourself"
         )
-    return target.tokenizer(text[: text.index(MARK)], add_special_tokens=False)["input_ids"]
+    return tokenize(target.tokenizer, text[: text.index(MARK)])
 
 
 def write_self_prompts(
@@ -66,6 +66,10 @@ def write_self_prompts(
 
     Returns:
         prompts written.
+
+    Raises:
+        UserError: no chat template or one that changes the user's words, no room for a prompt in the target's
+            context or the memory, or `<out>.part` is damaged or of other settings.
     """
     console, out = console or Console(stderr=True), Path(out)
     part = out.with_name(out.name + ".part")
@@ -113,7 +117,7 @@ def _read_part(part: Path, made_by: dict[str, Any]) -> Iterator[tuple[int, str |
     """Yield the numbers and prompts that an interrupted call has sampled; cut off a half-written last line.
 
     Args:
-        made_by: the first line: what prompts depend on.
+        made_by: the settings that prompts depend on, which the first line holds.
 
     Raises:
         UserError: a damaged file, or one of another target or other settings.

@@ -29,7 +29,7 @@ from drafttrain.utils.errors import UserError
 
 N_CHATS = 9
 HANG_S = 4.0
-PASSING = ["429", "500", "garbage", "hang", "cut", "drop", "no choices", "bad ids", "aborted"]
+PASSING = ["429", "500", "garbage", "hang", "cut", "drop", "no choices", "bad ids", "no ids", "aborted"]
 
 
 class StandIn(ThreadingHTTPServer):
@@ -131,6 +131,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(200, {"choices": []})
         if fault == "bad ids":
             answer["choices"][0]["token_ids"] = [10**6]
+        if fault == "no ids":
+            answer["choices"][0]["token_ids"] = 7
         if fault == "aborted":
             answer["choices"][0]["finish_reason"] = "abort"
         return self.send(status, answer)
@@ -373,6 +375,22 @@ def test_the_key_is_sent(target, server, source, tmp_path, expected, monkeypatch
     monkeypatch.setenv("MY_KEY", "sesame")
     run(config_for(source, server.url, key_variable="MY_KEY"), tmp_path / "out", target)
     assert (tmp_path / "out" / "responses.jsonl").read_bytes() == expected
+
+
+def test_a_key_from_a_file_is_sent_without_its_line_end(target, server, source, tmp_path, monkeypatch):
+    server.key = "sesame"
+    monkeypatch.setenv("OPENAI_API_KEY", "sesame\n")
+    assert run(config_for(source, server.url, model="tiny"), tmp_path / "out", target).written == N_CHATS
+
+
+@pytest.mark.parametrize("key", ["open\nsesame", "\u201csesame\u201d"])
+def test_a_key_that_no_header_can_hold_is_not_shown(target, server, source, tmp_path, monkeypatch, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    for model in (None, "tiny"):
+        with pytest.raises(UserError, match=r"^\$OPENAI_API_KEY: must be .* on one line") as error:
+            run(config_for(source, server.url, model=model), tmp_path / f"out {model}", target)
+        assert "sesame" not in str(error.value)
+    assert not server.bodies
 
 
 def test_seeds_can_be_left_out(target, server, source, tmp_path):
