@@ -54,7 +54,7 @@ def _clean(text: str, prose: bool, counts: Counter) -> str:
     if is_tagged(text):
         counts["tagged documents put back into plain words"] += 1
         return remove_tags(text)
-    lines = [line.rstrip("\n") for line in text.split("\n")]
+    lines = text.split("\n")
     width = _wrap_width(lines)
     if width is not None and (prose or _is_wrapped_prose(lines, width)):
         text = join_wrapped(lines, width)

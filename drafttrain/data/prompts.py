@@ -63,7 +63,8 @@ class Prompt:
             answers: the target's answers to the first turns.
 
         Raises:
-            UserError: several turns or a system prompt, and the tokenizer has no chat template.
+            UserError: answers or a system prompt, and the tokenizer has no chat template; or one that cannot
+                render these turns.
         """
         if not tokenizer.chat_template and self.system is None and not answers:
             return tokenizer(self.turns[0])["input_ids"]  # a base model continues the text
@@ -75,7 +76,13 @@ class Prompt:
 
 @dataclass
 class Task:
-    """A prompt set with its prompts, read from the file."""
+    """A prompt set with its prompts.
+
+    Attributes:
+        name: of the set.
+        prompts: its prompts.
+        turns: turns of each that are decoded, at most.
+    """
 
     name: str
     prompts: list[Prompt]
@@ -97,6 +104,11 @@ class Task:
 
     @classmethod
     def read(cls, prompts: PromptSet) -> "Task":
+        """Read the prompts of a set from its file.
+
+        Raises:
+            UserError: as `read_prompts`.
+        """
         return cls(prompts.name, read_prompts(prompts.path, prompts.limit), prompts.turns)
 
 

@@ -19,11 +19,11 @@ _ROWS = (".json", ".parquet", *JSON_LINES)
 
 @dataclass
 class ReadReport:
-    """Counts of the rows or documents of one source; `read` is always `kept` plus the sum of `skipped`.
+    """Counts of the rows or documents of one source; at the end, `read` is `kept` plus the sum of `skipped`.
 
     Attributes:
         read: rows seen.
-        kept: conversations yielded.
+        kept: conversations yielded, or, in a corpus's report, kept.
         skipped: number of rows by reason.
         repairs: number of changes by kind.
         files_left_out: number of files in a folder or archive that are no training data, by suffix.

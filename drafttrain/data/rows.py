@@ -50,7 +50,8 @@ def row_to_conversation(
 
     Args:
         row: decoded JSON.
-        format: "sharegpt", "messages", "alpaca" (any single exchange), "text", or "auto": by the row's keys.
+        format: "sharegpt", "messages", "alpaca" (any single exchange), "text" or "oanc", or "auto": by the
+            row's keys.
         id: used if the row has none.
         source: such as "file.json:row 12", for error messages.
         skipped: receives the reason when None is returned.

@@ -1,4 +1,4 @@
-"""The file of regenerated conversations while it is being made, and the counts of what it holds.
+"""The file of regenerated conversations while it is being made, and the counts of its rows.
 
 Rows are appended to `responses.partial.jsonl` as they come, in whole lines even if the process is killed.
 When all are there they are put into the order of the input and the file becomes `responses.jsonl`.
@@ -21,7 +21,7 @@ RESPONSES, PARTIAL, FAILED = "responses.jsonl", "responses.partial.jsonl", "fail
 
 @dataclass
 class RegenerateReport:
-    """Counts what became of the rows: `read == written + failed + sum of skipped`, always.
+    """Counts of the rows by outcome; at the end, `read == written + failed + sum of skipped`.
 
     Attributes:
         read: rows of the sources.
@@ -51,6 +51,7 @@ class RegenerateReport:
 
     @property
     def is_balanced(self) -> bool:
+        """Return whether every row that was read is counted once."""
         return self.read == self.written + self.failed + sum(self.skipped.values())
 
     def add(self, row: dict[str, Any], n_asked: int) -> None:
@@ -129,15 +130,24 @@ class ResponseFile:
         self._failures = open(self.failed, "wb")
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write one row; once this returns, the row survives the end of the process."""
+        """Write one row; once this returns, the row survives the end of the process.
+
+        Raises:
+            UserError: the disk is full.
+        """
         start = self._file.seek(0, os.SEEK_END)
         self.places[row["id"]] = (start, _write(self._file, row))
 
     def append_failure(self, row: dict[str, Any]) -> None:
+        """Write the entry of a conversation that failed into `failed.jsonl`."""
         _write(self._failures, row)
 
     def finish(self, order: Sequence[str]) -> None:
-        """Make `responses.jsonl`, its rows in the given order of ids; remove an empty `failed.jsonl`."""
+        """Make `responses.jsonl`, its rows in the given order of ids; remove an empty `failed.jsonl`.
+
+        Raises:
+            UserError: the disk is full.
+        """
         temporary = self.folder / f".{RESPONSES}.tmp"
         try:
             with open(temporary, "wb") as file:
@@ -155,7 +165,7 @@ class ResponseFile:
         self.partial.unlink()
 
     def close(self) -> None:
-        """Close the files; `recover` goes on from their state."""
+        """Close the files, from which `recover` continues; remove an empty `failed.jsonl`."""
         for file in (self._file, self._failures):
             if file is not None:
                 with contextlib.suppress(OSError):  # a full disk, which was reported when the row was written

@@ -185,7 +185,7 @@ class Rewriting:
             except BaseException:
                 console.print(escape(self.state()), highlight=False, soft_wrap=True)
                 raise
-        for dialogue in [one for one in self.pending.values() if one.id in self.taken]:
+        for dialogue in [self.pending[id] for id in self.pending if id in self.taken]:
             if self.is_full():
                 break
             self.write(dialogue, dialogue.to_row())  # without the answers that were not reached
@@ -207,6 +207,11 @@ class Rewriting:
         return self.config.max_rows is not None and done >= self.config.max_rows
 
     def finish(self) -> None:
+        """Complete the report and make `responses.jsonl`.
+
+        Raises:
+            UserError: too many conversations failed, or none was answered without a limit as the reason.
+        """
         report = self.report
         report.skipped, report.failures = dict(self.skipped), dict(self.failures)
         if not report.is_balanced:
@@ -220,6 +225,7 @@ class Rewriting:
         self.file.finish(self.order)
 
     def state(self) -> str:
+        """Return a line on what an interrupted call has kept."""
         return (
             f"{len(self.file.places)} of {len(self.order)} conversations are kept in {self.file.partial}, "
             "and the same command goes on from there"
@@ -263,6 +269,7 @@ class Rewriting:
             dialogue.states = None  # the next turn's states include them
 
     def write(self, dialogue: Dialogue, row: dict[str, Any]) -> None:
+        """Write the row of a dialogue, and its hidden states if they are kept."""
         self.file.append(row)
         if dialogue.states is not None:
             self.recordings.add(dialogue.states)
@@ -277,8 +284,14 @@ class Rewriting:
         self.file.close()
 
     def fail(self, dialogue: Dialogue, completion: Completion) -> None:
-        if dialogue.id in self.taken:  # its other answers are there
-            return self.write(dialogue, dialogue.to_row())
+        """Record a dialogue whose turn got no answer; write it if it has another run's answers.
+
+        Raises:
+            UserError: too many conversations failed.
+        """
+        if dialogue.id in self.taken:
+            self.write(dialogue, dialogue.to_row())
+            return
         reason = "the target's logits are not finite; try another dtype"
         if isinstance(completion, Reply):
             reason = completion.error

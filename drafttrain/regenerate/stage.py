@@ -1,9 +1,9 @@
-"""The regeneration stage: reads conversations and writes the same questions answered by the target.
+"""The regeneration stage: read conversations, and write the same questions with the target's answers.
 
 A drafter learns to predict the target, so the target's own text teaches it far more per token than any other.
 Every assistant turn is replaced, one after the other: the prompt of turn k holds the new turns before it. The
-target runs here (`inference.decode`) or on any OpenAI-compatible server. What is done is never lost: rows
-are appended as they come, and the same command goes on where it was stopped.
+target runs here (`inference.decode`) or on any OpenAI-compatible server. Rows are appended as they come, so
+no finished row is lost, and the same command continues where it was stopped.
 """
 
 import contextlib
@@ -99,8 +99,7 @@ def answer_conversations(
         earlier: folders of earlier runs, finished or not: answers made with the same settings are taken over.
         console: for the progress bar and the counts; default: standard error.
         kept: the states to keep in `states_folder(out)`, which the target is tapped for. None: no states.
-        is_own: what is in the folder is known to have been made with these settings, also if its record is
-            lost.
+        is_own: the folder's rows are known to have been made with these settings, even if its record is lost.
         exclude: files of evaluation prompts, as in `corpus.exclude`: conversations with one are not answered.
         measured: prompts that the drafter will be measured on: no other conversation may hold one.
 
@@ -145,7 +144,11 @@ def answer_conversations(
 
 
 def estimate(config: RegenerateConfig) -> dict[str, int]:
-    """Return how much there is to answer, from reading the sources; nothing is written."""
+    """Return how much there is to answer, from reading the sources; nothing is written.
+
+    Raises:
+        UserError: a source is unreadable, or there is no conversation to answer.
+    """
     dialogues, _ = plan(config, Counter())
     answers = sum(len(dialogue.questions) for dialogue in dialogues.values())
     at_most = answers * config.max_new_tokens
@@ -186,7 +189,7 @@ def _engine(
 def _settings(
     config: RegenerateConfig, target: FrozenTarget | None, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
-    """Return what an answer depends on besides the question; folders of other settings are not continued."""
+    """Return the settings that an answer depends on; folders made with others are not continued."""
     names = ("max_turns", "max_new_tokens", "max_prompt_tokens", "greedy_fraction")
     names += ("temperature", "top_p", "seed")
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}

@@ -63,7 +63,7 @@ class CandidateModel:
             self.weights[offer] = self.weight(offer) + step
 
     def copy(self) -> "CandidateModel":
-        """Return a copy, for the updates of one sequence."""
+        """Return a copy, which one sequence updates."""
         return CandidateModel(self.bias, dict(self.weights), dict(self.agreement), self.rate)
 
 
@@ -87,6 +87,7 @@ class Candidates:
 
     @classmethod
     def of(cls, root: int) -> "Candidates":
+        """Return the tree of a root token alone."""
         return cls([root], [-1], [0], [1.0], [()])
 
     def judged(self, accepted: Sequence[int]) -> list[tuple[Features, bool]]:
@@ -111,7 +112,7 @@ class Candidates:
         return outcomes
 
     def paths(self, before: Sequence[int]) -> list[list[int]]:
-        """Return the tokens from the root to each node, after the given ones."""
+        """Return, for each node, the given tokens and those from the root to it."""
         paths: list[list[int]] = []
         for token, parent in zip(self.tokens, self.parents):
             paths.append([*(paths[parent] if parent >= 0 else before), token])
