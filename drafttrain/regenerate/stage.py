@@ -205,10 +205,16 @@ def _settings(
 
 
 def _refuse_other_settings(out: Path, settings: dict[str, Any]) -> None:
-    if not (out / RECORD).exists():
+    """Require that responses in a folder were made with these settings.
+
+    Raises:
+        UserError: one of them differs, or the folder's record is missing or damaged.
+    """
+    if _recorded(out) is None:
         if any((out / name).exists() for name in (RESPONSES, PARTIAL)):
             raise UserError(
-                f"{out}: holds responses but no {RECORD}; choose another folder or remove this one"
+                f"{out}: holds responses but no {RECORD} that can be read; choose another folder or remove "
+                "this one"
             )
         return
     if (found := _difference(out, settings)) is not None:
@@ -222,14 +228,16 @@ def _refuse_other_settings(out: Path, settings: dict[str, Any]) -> None:
 def _recorded(folder: Path) -> dict[str, Any] | None:
     """Return the record of a folder's settings and counts; None if it is missing or damaged."""
     with contextlib.suppress(UserError):
-        if (folder / RECORD).exists() and isinstance(found := read_json(folder / RECORD), dict):
+        found = read_json(folder / RECORD)
+        if isinstance(found, dict) and isinstance(found.get("settings"), dict):
             return found
     return None
 
 
 def _difference(folder: Path, settings: dict[str, Any]) -> tuple[str, Any] | None:
-    """Return a setting that has changed since a folder was made, and its value then; None if none has."""
-    before = read_json(folder / RECORD).get("settings", {})
+    """Return a setting that has changed since a folder with a record was made, and its value then; None if
+    none has."""
+    before = _recorded(folder)["settings"]
     unknown = {"weights", "tokenizer_of"} - before.keys()  # to earlier versions
     names = (name for name in {**before, **settings} if name not in unknown)
     other = (name for name in names if before.get(name) != settings.get(name))

@@ -503,9 +503,11 @@ def test_what_was_made_otherwise_is_not_continued(target, source, tmp_path):
     changed = write_jsonl(tmp_path / "changed.jsonl", chats([["Quite another question"]] * 1))
     with pytest.raises(UserError, match="'chat-.' is not in the sources in this form"):
         run(config_for(changed), tmp_path / "out", target)
-    (tmp_path / "out" / "regenerate.json").unlink()
-    with pytest.raises(UserError, match="holds responses but no regenerate.json"):
-        run(config_for(source), tmp_path / "out", target)
+    record = tmp_path / "out" / "regenerate.json"
+    for damage in ("{", "[]", '{"settings": 3}', None):
+        record.unlink() if damage is None else record.write_text(damage)
+        with pytest.raises(UserError, match="holds responses but no regenerate.json"):
+            run(config_for(source), tmp_path / "out", target)
 
 
 @pytest.mark.parametrize(
