@@ -1,4 +1,4 @@
-"""A rank of `drafttrain pipeline`, for hosts on which torchrun starts the ranks.
+"""Run a rank of `drafttrain pipeline`, for hosts on which torchrun starts the ranks.
 
 torchrun --nnodes 2 --nproc-per-node 1 --node-rank 0 --master-addr HOST --master-port 29500 \
     scripts/pipeline.py --config recipes/pipeline/smollm2-2.yaml

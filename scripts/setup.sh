@@ -1,6 +1,6 @@
-# Read by quickstart.sh, test.sh and studies/check_vllm.sh: goes to the repository's root, makes a virtual environment in .venv with
-# drafttrain and what it depends on, fetches the quickstart target, and puts .venv first in PATH.
-# What has been done before is skipped. PYTHON=… names another interpreter than python3.
+# Read by quickstart.sh, test.sh and studies/check_vllm.sh: goes to the repository's root, makes a virtual
+# environment in .venv with drafttrain and its dependencies, fetches the quickstart target, and puts .venv first
+# in PATH. Steps that are done already are skipped. PYTHON=… names another interpreter than python3.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,4 +1,4 @@
-"""Trains the drafter of a recipe, on one process or several, after `drafttrain run RECIPE --until collect`.
+"""Train the drafter of a recipe, on one process or several, after `drafttrain run RECIPE --until collect`.
 
 deepspeed scripts/train_drafter.py --config recipes/quickstart.yaml --deepspeed recipes/deepspeed/zero2.json
 torchrun --nproc-per-node 4 scripts/train_drafter.py --config recipes/quickstart.yaml
@@ -16,9 +16,8 @@ if __name__ == "__main__":
     )
     parser.add_argument("--config", required=True, metavar="RECIPE", help="YAML file")
     parser.add_argument("--deepspeed", metavar="JSON", help="sets training.deepspeed")
-    parser.add_argument(
-        "--local_rank", help=argparse.SUPPRESS
-    )  # appended by the launcher, which sets RANK as well
+    # appended by the launcher, which sets RANK as well
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     args, overrides = parser.parse_known_args()
     if args.deepspeed:
         overrides += ["--training.deepspeed", args.deepspeed]

@@ -67,7 +67,10 @@ def write_trees(
     Args:
         prompts: token ids of each.
         made_from: what the trees depend on, for the record.
-        shards: what an interrupted call has finished, as `trees.json` lists it.
+        shards: those that an interrupted call has finished, as `trees.json` lists them.
+
+    Raises:
+        UserError: the disk is too small.
     """
     console = Console()
     parts = [prompts[first : first + SHARD_PROMPTS] for first in range(0, len(prompts), SHARD_PROMPTS)]

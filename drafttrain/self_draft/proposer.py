@@ -110,6 +110,9 @@ class SelfDraft(PerSequence):
         judged: number of candidates whose parent was accepted, by features and acceptance, over all
             sequences. The last step of an output is not counted.
         warning: why trees may have a wrong size, in one line.
+
+    Raises:
+        UserError: more branches than tokens to start them from.
     """
 
     def __init__(
