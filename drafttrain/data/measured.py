@@ -13,11 +13,7 @@ FILE = ".measured.json"  # in the folder of the corpus; hidden, as later stages 
 
 
 def not_compared(corpus: str | Path, measured: Sequence[PromptSet]) -> list[PromptSet]:
-    """Return the prompt sets that a corpus has not been compared with, or whose files have changed since.
-
-    Raises:
-        UserError: the record in the corpus is damaged.
-    """
+    """Return the prompt sets that a corpus has not been compared with, or whose files have changed since."""
     known = _known(corpus)
     return [one for one in measured if known.get(_key(one)) != hash_input(one.path)]
 

@@ -63,8 +63,7 @@ class Prompt:
             answers: the target's answers to the first turns.
 
         Raises:
-            UserError: answers or a system prompt, and the tokenizer has no chat template; or one that cannot
-                render these turns.
+            UserError: answers or a system prompt without a chat template, or one that refuses these turns.
         """
         if not tokenizer.chat_template and self.system is None and not answers:
             return tokenizer(self.turns[0])["input_ids"]  # a base model continues the text
@@ -76,13 +75,7 @@ class Prompt:
 
 @dataclass
 class Task:
-    """A prompt set with its prompts.
-
-    Attributes:
-        name: of the set.
-        prompts: its prompts.
-        turns: turns of each that are decoded, at most.
-    """
+    """A prompt set with its prompts, of each of which at most `turns` turns are decoded."""
 
     name: str
     prompts: list[Prompt]
@@ -104,11 +97,7 @@ class Task:
 
     @classmethod
     def read(cls, prompts: PromptSet) -> "Task":
-        """Read the prompts of a set from its file.
-
-        Raises:
-            UserError: as `read_prompts`.
-        """
+        """Read the prompts of a set from its file; errors are those of `read_prompts`."""
         return cls(prompts.name, read_prompts(prompts.path, prompts.limit), prompts.turns)
 
 

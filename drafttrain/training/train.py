@@ -365,10 +365,8 @@ def settle_bf16(
         begun = begun_in_bf16(config, checkpoint)
     if config.bf16 != "auto":
         return config
-    if begun is None:
-        begun = target.dtype != torch.float32 and (
-            dtype_for(target.config, "auto", target.device, "products") == torch.bfloat16
-        )
+    if begun is None and (begun := target.dtype != torch.float32):
+        begun = dtype_for(target.config, "auto", target.device, "products") == torch.bfloat16
     return replace(config, bf16=begun)
 
 
