@@ -104,7 +104,7 @@ def measure_part(part: str, folder: Path, run: Run) -> None:
     try:
         found = PARTS[part](run, folder)
     except UserError as error:
-        found = {name: {"value": None, "error": str(error)} for name in FIGURES[part]}
+        found = {name: {"value": None, "error": str(error), "failed": True} for name in FIGURES[part]}
     machine = {**describe_machine(CPU), "load": load.lap()}
     for figure in found.values():
         figure["machine"] = {**machine, **figure.get("machine", {})}

@@ -23,6 +23,7 @@ from drafttrain.evaluation.metrics import (
     ratio_interval,
 )
 from drafttrain.evaluation.stock import load_stock
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.provenance import content_hash
 from drafttrain.utils.writing import write_json
@@ -88,12 +89,18 @@ def fresh_run(kept: Path, prefix: Sequence[str] = (), **options: Any) -> dict[st
 
 
 def quickstart(run: Run, avx2: bool = False) -> Measured:
-    """The quickstart's time and memory in a fresh clone, and what it came to."""
+    """Run the quickstart in a fresh clone; return its time and memory, and what it came to.
+
+    Raises:
+        UserError: its speed cannot be measured, as on a busy machine; a resumed run goes on there.
+    """
     suffix, environment = ("_avx2", AVX2) if avx2 else ("", {})
     kept = run.folder(f"machine_quickstart{suffix}")
     with memory_limit(6e9) as prefix:
         done = fresh_run(kept, prefix, environment=environment)
     speed = in_process_of_its_own("quickstart_speed", run, kept, environment)["quickstart_speed"]
+    if "failed" in speed:
+        raise UserError(speed["error"])
     facts = quickstart_facts(read_json(kept / "evaluation/summary.json"), speed)
     failed = unmet(facts, least_speedup=1.05 if avx2 else 1.15)
     judged = {**facts, "ok": not failed, "why": "; ".join(failed), "machine": speed.get("machine", {})}

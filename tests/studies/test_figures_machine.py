@@ -277,6 +277,17 @@ def test_a_part_that_cannot_be_measured_says_why(script, monkeypatch, tmp_path):
     found = json.loads((tmp_path / "figures.json").read_text())["figures"]
     assert set(found) == set(script.FIGURES["speed"])
     assert all(figure["error"] == "busy" and figure["value"] is None for figure in found.values())
+    rows = [figures.figure_row(name, ">= 1", found[name], figures.Size()) for name in found]
+    figures.record("machine", rows)
+    assert figures.read_rows(figures.RAW / "machine.jsonl") == {}  # an earlier record stays
+
+
+def test_the_quickstart_is_not_missed_where_its_speed_cannot_be_measured(script, monkeypatch):
+    monkeypatch.setattr(machine_quickstart, "fresh_run", lambda *words, **options: {"seconds": 1300.0})
+    failed = {"quickstart_speed": {"value": None, "error": "busy", "failed": True}}
+    monkeypatch.setattr(machine_quickstart, "in_process_of_its_own", lambda *words: failed)
+    with pytest.raises(UserError, match="^busy$"):
+        machine_quickstart.quickstart(Run("machine"))
 
 
 def test_a_part_that_dies_is_an_error(script, monkeypatch):
