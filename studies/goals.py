@@ -24,7 +24,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.machine import OtherLoad, check_quiet
 from drafttrain.utils.provenance import git_commit
-from drafttrain.utils.writing import write_json
+from drafttrain.utils.writing import write_json, write_text
 
 RAW = Path("runs/figures")
 COMMITTED = Path("docs/figures")  # <topic>.jsonl of a full run, for quick runs in a fresh clone
@@ -49,8 +49,9 @@ class Run:
         quick: few prompts, and recorded values for what takes long.
         resume: go on with the raw measurements of an interrupted run.
         busy: "refuse" or "warn" when other processes would spoil timings.
-        limit: prompts of each task at most, in full runs; None for as many as the figure is defined with.
-        vllm_python: interpreter of an environment with vLLM, for the baseline that it is.
+        limit: prompts of each task at most, but for quick runs; None for as many as the figure is defined
+            with.
+        vllm_python: interpreter of an environment with vLLM, which is a baseline.
         more_prompts: files of further tasks by name, which may not be redistributed.
         oanc: the archive of OANC's written part.
         pair: a larger target and a small LM that drafts for it, for topic seed.
@@ -77,37 +78,52 @@ class Run:
         return full if self.limit is None else min(self.limit, full or self.limit)
 
     def folder(self, name: str, **settings: Any) -> Path:
-        """Folder for a group's raw data, emptied unless the run is resumed.
+        """Return the folder for a group's raw data, emptied unless the run is resumed.
 
         Args:
-            settings: what the raw data depends on and does not say itself.
+            settings: that the raw data depend on and do not record themselves.
 
         Raises:
             UserError: the run to resume had other settings.
         """
-        folder = RAW / ("quick" if self.quick else "full") / name
-        if folder.exists() and not self.resume:
-            shutil.rmtree(folder)
+        place = self._place(name)
+        if place.exists() and not self.resume:
+            shutil.rmtree(place)
+        return self._open(name, settings, begin=True)
+
+    def folder_of(self, name: str, **settings: Any) -> Path:
+        """Return the folder of raw data that other figures share, with what is in it.
+
+        Args:
+            settings: as for `folder`, and then it is begun if there is none; none of them for a folder that
+                only its own figures begin.
+
+        Raises:
+            UserError: it was begun with other settings.
+        """
+        return self._open(name, settings, begin=bool(settings))
+
+    def _open(self, name: str, settings: dict[str, Any], begin: bool) -> Path:
+        """Return a folder; note in `resumed` when and at which commit what is in it was begun."""
+        folder = self._place(name)
         begun = folder / BEGUN
         if begun.exists():
             known = read_json(begun)
-            if (before := known.get("settings", settings)) != settings:
-                raise UserError(f"{folder}: was begun with {before}, got {settings}; leave out --resume")
+            before = known.get("settings", settings)
+            if settings and before != settings:
+                remedy = "measure its figures again without --resume"
+                raise UserError(f"{folder}: was begun with {before}, got {settings}; {remedy}")
             self.resumed.append({"folder": name, **known})
         elif folder.exists() and any(folder.iterdir()):  # from before this was noted
             self.resumed.append({"folder": name, "commit": None})
-        else:
+        elif begin:
             folder.mkdir(parents=True, exist_ok=True)
-            begin = {**stamp(), "machine": describe_machine(CPU), "settings": settings}
-            write_json(begun, begin)
+            write_json(begun, {**stamp(), "machine": describe_machine(CPU), "settings": settings})
         return folder
 
-    def folder_of(self, name: str) -> Path:
-        """Folder of raw data that other figures have made, whose commit is noted with this one's."""
-        folder = RAW / ("quick" if self.quick else "full") / name
-        begun = read_json(folder / BEGUN) if (folder / BEGUN).exists() else {"commit": None}
-        self.resumed.append({"folder": name, **begun})
-        return folder
+    def _place(self, name: str) -> Path:
+        """Return where raw data go: those of shortened runs apart, so that they replace nothing."""
+        return RAW / ("quick" if self.quick else "full" if self.limit is None else "limited") / name
 
     def check_quiet(self) -> None:
         if warning := check_quiet(refuse=self.busy == "refuse"):
@@ -254,14 +270,20 @@ def judge(
 
 
 def recorded(topic: str) -> dict[str, dict[str, Any]]:
-    """Figures of the last full run by name: the newest of this clone's and the committed one; those of
-    `HISTORY` where there is neither."""
+    """Return the figures of the last full run by name: the newer of this clone's and the committed one; where
+    there is neither, of a shortened run or else of `HISTORY`."""
     found: dict[str, dict[str, Any]] = {}
     for folder in (COMMITTED, RAW):
         for name, row in read_rows(folder / f"{topic}.jsonl").items():
-            if name not in found or measured_at(row) >= measured_at(found[name]):
+            if name not in found or precedence(row) >= precedence(found[name]):
                 found[name] = row
     return read_rows(HISTORY / f"{topic}.jsonl") | found
+
+
+def precedence(row: dict[str, Any]) -> tuple[bool, datetime]:
+    """Return the sort key of a figure's records: a full run's is preferred to a shortened one's, then the
+    newest one."""
+    return "limit" not in row, measured_at(row)
 
 
 def measured_at(row: dict[str, Any]) -> datetime:
@@ -323,15 +345,15 @@ def rounded(value: Any) -> Any:
 
 
 def record(topic: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Keeps the figures of a full run, in place of earlier ones of the same name; not those that were skipped
-    or ended in an exception."""
+    """Write figures in place of earlier ones of the same name; not those that were skipped or ended in an
+    exception, nor those of a shortened run (with `limit`) where there is one of a full run."""
     path = RAW / f"{topic}.jsonl"
-    kept = read_rows(path) | {row["figure"]: row for row in rows if not {"failed", "skipped"} & row.keys()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    lines = (json.dumps(row) + "\n" for row in kept.values())
-    temporary.write_text("".join(lines), encoding="utf-8")
-    os.replace(temporary, path)
+    kept = read_rows(path)
+    for row in rows:
+        is_shorter = "limit" in row and "limit" not in kept.get(row["figure"], row)
+        if not ({"failed", "skipped"} & row.keys() or is_shorter):
+            kept[row["figure"]] = row
+    write_text(path, "".join(json.dumps(row) + "\n" for row in kept.values()))
 
 
 def stamp() -> dict[str, Any]:

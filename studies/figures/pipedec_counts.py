@@ -60,8 +60,7 @@ def best_first_figure(run: Run) -> Measured:
     """Simulate accelerators with the hits of best-first trees, beside the counts of `simulated_figures`."""
     if not run.pair:
         return {BEST_FIRST_FIGURE: NO_PAIR}
-    folder = run.folder_of(RAW)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = run.folder_of(RAW, pair=run.pair)
     return best_first(*_asked(run), folder, NEW_TOKENS)
 
 
@@ -70,8 +69,7 @@ def hit_figures(run: Run) -> Measured:
     of `simulated_figures`."""
     if not run.pair:
         return dict.fromkeys(HIT_FIGURES, NO_PAIR)
-    folder = run.folder_of(RAW)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = run.folder_of(RAW, pair=run.pair)
     return hits(*_asked(run), folder, NEW_TOKENS)
 
 
@@ -79,8 +77,7 @@ def sampled_figure(run: Run) -> Measured:
     """Simulate accelerators with the hits of the larger pair in sampled texts and in greedy ones."""
     if not run.pair:
         return {"sampling_slowdown": NO_PAIR}
-    folder, greedy = run.folder(SAMPLED_RAW, pair=run.pair), run.folder_of(RAW)
-    greedy.mkdir(parents=True, exist_ok=True)
+    folder, greedy = run.folder(SAMPLED_RAW, pair=run.pair), run.folder_of(RAW, pair=run.pair)
     return slowdown(*_asked(run), folder, greedy, NEW_TOKENS)
 
 

@@ -139,7 +139,8 @@ def one_process(folder: Path) -> dict[str, float]:
 def paced(run: Run) -> Measured:
     """Ranks whose stages hold their device for a declared time, the same in all modes."""
     run.check_quiet()
-    found, size, trees = {}, {}, paced_trees(run)
+    found, size = {}, {}
+    trees = tuned(run.folder(PACED_RAW.format("trees")) / PACED_TREES, PACED_STAGES, (1,))
     for n in PACED_STAGES:
         limit = run.prompts(1, tasks.PROMPTS) if n == ALL_PROMPTS else 1
         prompts = tasks.read_tasks(run.more_prompts, limit)
@@ -190,11 +191,6 @@ def _paced_ours(run: Run, name: str, layers: Sequence[int], best_first: bool) ->
     return ratio(seconds["stpp"], seconds["pipedec"]) | notes | agreement(measured)
 
 
-def paced_trees(run: Run) -> dict[str, dict[str, Any]]:
-    """Return width, children and static tree by the number of paced stages, for one layer in a timestep."""
-    return tuned(run.folder(PACED_RAW.format("trees")) / PACED_TREES, PACED_STAGES, (1,))
-
-
 def tuned(
     path: Path, stages: Sequence[int], layers: Sequence[int], best_first: bool = False
 ) -> dict[str, dict[str, Any]]:
@@ -235,7 +231,11 @@ def against(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def sim_error(run: Run) -> Measured:
     """Simulate what was measured, with the costs of the same ranks on tuning prompts and the trees' real
-    course; the value is the largest deviation of a mode's seconds per token after the prompt."""
+    course; the value is the largest deviation of a mode's seconds per token after the prompt.
+
+    Raises:
+        UserError: `pipedec_vs_pp` or `paced14_vs_pp` has not been measured here.
+    """
     run.check_quiet()
     folder = run.folder("pipedec_sim_error")
     real_folder, *paced_folders = (
@@ -246,7 +246,7 @@ def sim_error(run: Run) -> Measured:
     for mode in modes.MODES:  # every mode has a cut of its own
         keys = {**shape(best), "tree": best["stpp"]["tree"], "stages.blocks": best[mode]["cut"]}
         runs[f"real 2, {mode}"] = real_folder, keys, (mode,)
-    trees = paced_trees(run)
+    trees = read_json(run.folder_of(PACED_RAW.format("trees")) / PACED_TREES)
     for n, place in zip(SIMULATED, paced_folders):
         runs[f"paced {n}"] = place, paced_keys(trees, n), modes.MODES
     pair, errors = load_pair("B", None, arguments.BUNDLE), {}

@@ -57,8 +57,9 @@ def accept_len(run: Run, target: str) -> Measured:
 
 def lengths(run: Run, drafter: str, target: str, folder: str, figure: str) -> Measured:
     """Count what the target accepts of a drafter's trees and chains."""
+    place = run.folder(folder, target=target, drafter=drafter)
     loaded = load_bundle(drafter, target=target, dtype="bfloat16")
-    chain, tree = accept_lengths(run, run.folder(folder), loaded, TASKS, list(TASKS))
+    chain, tree = accept_lengths(run, place, loaded, TASKS, list(TASKS))
     of_chain = {name: chain[name] for name in ("value", "interval", "tasks", "intervals")}
     return {figure: {**tree, "chain": of_chain}}
 
@@ -74,7 +75,8 @@ def timed(
 ) -> Measured:
     """Decode the recipe's prompts with the fastest of some trees, plainly and by `generate`, interleaved."""
     run.check_quiet()
-    place, config = run.folder(folder), load_recipe(RECIPE).evaluate
+    place = run.folder(folder, target=target, drafter=drafter)
+    config = load_recipe(RECIPE).evaluate
     names = {"HumanEval": "humaneval", "MBPP": "mbpp", "MT-bench": "mt_bench"}
     full = {"HumanEval": TIMED, "MBPP": TIMED, "MT-bench": None}
     prompts = [replace(one, limit=run.prompts(quick=2, full=full[one.name])) for one in config.prompts]

@@ -77,7 +77,7 @@ def test_a_sweep_for_real(topic, monkeypatch):
     monkeypatch.setattr(topic, "JOINT", ["joint:threshold=0.2,max_depth=2", "joint:threshold=0.001"])
     monkeypatch.setattr(topic, "C2T", ["c2t:beta=0.2,max_depth=2", "c2t:beta=0.048,max_depth=3"])
     assert topic.swept(Run("c2t", limit=3)).keys() == topic.GROUPS[2].goals.keys()
-    points = Path("runs/figures/full/c2t_sweep/mt_bench/points.jsonl").read_text().splitlines()
+    points = Path("runs/figures/limited/c2t_sweep/mt_bench/points.jsonl").read_text().splitlines()
     assert len(points) == 6
 
 

@@ -66,7 +66,7 @@ def test_trees_are_tuned_and_compared(script, monkeypatch):
     measured = script.trees(Run("trees", limit=2))
     assert measured.keys() == script.GROUPS[0].goals.keys()
     assert all(figure["value"] > 0 for figure in measured.values())
-    tables = json.loads(Path("runs/figures/full/trees/tables.json").read_text())
+    tables = json.loads(Path("runs/figures/limited/trees/tables.json").read_text())
     assert set(tables) == {"mt_bench", "gsm8k"} and tables["mt_bench"]["chain"]["repeats"] == 3
     rows = tables["mt_bench"]
     assert measured["ar_vs_transformers"]["value"] == pytest.approx(
@@ -93,8 +93,8 @@ def test_vllm_is_asked_for_the_same_prompts(script, tmp_path):
         script.against_vllm(run)
     tuned = {"chosen": {"a": "chain:length=1", "b": "chain:length=2"}, "speeds": {}}
     tuned["speeds"] = {"chain:length=1": 3.0, "chain:length=2": 2.0}
-    Path("runs/figures/full/trees").mkdir(parents=True)
-    Path("runs/figures/full/trees/tuning.json").write_text(json.dumps(tuned))
+    Path("runs/figures/limited/trees").mkdir(parents=True)
+    Path("runs/figures/limited/trees/tuning.json").write_text(json.dumps(tuned))
     found = script.against_vllm(run)["best_vs_vllm_ngram"]
     assert found["tree"] == "chain:length=1" and found["vllm"] == [6.0] * 3
     own = found["before"] + found["after"]

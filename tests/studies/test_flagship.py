@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from drafttrain.data.prompts import Prompt
 from drafttrain.run.recipe import load_recipe
 from drafttrain.target_lm.stock import load_stock_model
+from drafttrain.utils.errors import UserError
 from studies import ROOT, generate, spoiled
 from studies.figures import flagship, second_target
 from studies.goals import Run
@@ -171,7 +172,7 @@ def test_the_second_target_is_measured_over_all_its_tasks(second, tiny_target_fo
     target = str(tiny_target_folder)
     run = Run("flagship", limit=1, busy="warn", target=target)
     found = second_target.speeds(run, target) | second_target.accept_len(run, target)
-    rows = [json.loads(line) for line in open("runs/figures/full/qwen05_speed/measurements.jsonl")][1:]
+    rows = [json.loads(line) for line in open("runs/figures/limited/qwen05_speed/measurements.jsonl")][1:]
 
     def seconds(method):
         return sum(row["runs"][method]["seconds"] for row in rows)
@@ -185,6 +186,14 @@ def test_the_second_target_is_measured_over_all_its_tasks(second, tiny_target_fo
     lengths = found["qwen05_accept_len_tree"]
     assert lengths["tree"] in flagship.TREES and set(lengths["tasks"]) == set(prompts)
     assert len({*lengths["tasks"].values(), lengths["value"]}) == 1  # the questions of all are the same
+
+
+def test_the_raw_data_of_another_target_are_not_gone_on_with(second, tiny_target_folder):
+    run, again = Run("flagship", limit=1, busy="warn"), Run("flagship", limit=1, busy="warn", resume=True)
+    for measure in (second_target.accept_len, second_target.speeds):
+        measure(run, str(tiny_target_folder))
+        with pytest.raises(UserError, match="was begun with"):
+            measure(again, "another")
 
 
 def test_a_pair_is_measured_as_the_second_target_is(second, tiny_target_folder, monkeypatch):

@@ -291,6 +291,40 @@ def test_folders_are_emptied_unless_resumed():
     assert Run("t", quick=True).folder("g") != Run("t", resume=True).folder("g")
 
 
+def test_a_shortened_run_replaces_nothing_of_a_full_one(capsys):
+    def measure(run):
+        (run.folder("raw") / "rows").write_text(str(run.limit))
+        return {"f": {"value": run.limit or 80}}
+
+    def value() -> float:
+        return recorded("t")["f"]["value"]
+
+    measured = Group({"f": ">= 2"}, measure)
+    measure_topic([measured], Run("t", limit=3))
+    assert value() == 3  # there is no other
+    measure_topic([measured], Run("t"))
+    measure_topic([measured], Run("t", limit=4))
+    assert value() == 80 and (figures.RAW / "full/raw/rows").read_text() == "None"
+    assert (figures.RAW / "limited/raw/rows").read_text() == "4"
+    figures.COMMITTED.mkdir(parents=True)
+    rows = (figures.RAW / "t.jsonl").read_text()
+    (figures.COMMITTED / "t.jsonl").write_text(rows)
+    (figures.RAW / "t.jsonl").unlink()
+    measure_topic([measured], Run("t", limit=5))
+    assert value() == 80  # the committed one is older, and full
+
+
+def test_raw_data_of_other_figures_are_noted_and_checked():
+    run = Run("t")
+    made = run.folder_of("g", pair=["a", "b"])
+    assert run.resumed == [] and figures.read_json(made / figures.BEGUN)["settings"] == {"pair": ["a", "b"]}
+    (made / "raw.jsonl").write_text("x")
+    assert (Run("t").folder_of("g") / "raw.jsonl").exists()
+    assert not run.folder_of("h").exists()  # others begin it
+    with pytest.raises(UserError, match="g: was begun with .*; measure its figures again without --resume"):
+        Run("t").folder_of("g", pair=["a", "c"])
+
+
 def test_rounding():
     assert rounded({"a": [0.123456, 3], "b": "x", "c": None, "d": True}) == {
         "a": [0.1235, 3],

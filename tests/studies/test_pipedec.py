@@ -24,6 +24,7 @@ from drafttrain.report.pictures import sheet
 from drafttrain.run.pipeline import LOST
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
+from studies import goals
 from studies.figures import pipedec, pipedec_counts, pipedec_ranks
 from studies.goals import Run
 from studies.pipedec import (
@@ -271,6 +272,24 @@ def test_upkeep_is_measured_on_a_full_tree(pair, tiny_target_folder, monkeypatch
     found = upkeep.upkeep(pair, str(tiny_target_folder), 1)
     assert set(found) == {"stage", "drafter", "growing"}
     assert all(0 < seconds < 1 for seconds in found.values())
+
+
+def test_what_is_simulated_keeps_the_trees_that_were_measured(tmp_path, monkeypatch):
+    def stop(*words):
+        raise UserError("stop")
+
+    run, best = Run("pipedec"), dict.fromkeys(modes.MODES, {"cut": [2, 2], "tree": "chain:length=2"})
+    monkeypatch.setattr(goals, "RAW", tmp_path)
+    monkeypatch.setattr(run, "check_quiet", lambda: None)
+    monkeypatch.setattr(pipedec_ranks, "load_pair", stop)
+    best["pipedec"] |= {"width": 2, "children": 2}
+    (run.folder(pipedec_ranks.REAL) / tuning.RAW).write_text(json.dumps({"best": best}))
+    trees = run.folder(pipedec_ranks.PACED_RAW.format("trees")) / pipedec_ranks.PACED_TREES
+    shape = {"width": 2, "children": 2, "layers": 1, "best_first": False, "tree": "chain:length=2"}
+    trees.write_text(json.dumps(dict.fromkeys(map(str, pipedec_ranks.SIMULATED), shape)))
+    with pytest.raises(UserError, match="stop"):
+        pipedec_ranks.sim_error(run)
+    assert trees.exists()
 
 
 @pytest.fixture
