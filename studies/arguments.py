@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from drafttrain.data.prompts import Task, read_prompts, spread
 from drafttrain.utils.errors import UserError
 from studies import ROOT
 
+RECORDS, PICTURES = "docs/results/raw", "docs/results"  # what a shortened run must not write over
+SIZES = ("limit", "max_steps", "new_tokens", "repeats", "seconds")  # a lower value shortens a run
 BUNDLE = "model_cards/smollm2-135m-edd"
 MT_BENCH = "data/eval/mt_bench.jsonl"
 
@@ -64,7 +67,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "seconds": {"type": positive, "default": 120, "metavar": "N", "help": "to record"},
     "logs": {"nargs": "+", "required": True, "metavar": "NAME=FILE", "help": "training logs"},
-    "pictures": {"default": "docs/results", "metavar": "DIR", "help": "folder of the SVG files"},
+    "pictures": {
+        "metavar": "DIR",
+        "help": "folder of the SVG files (default: docs/results, that of --out for a shortened run)",
+    },
     "recipe": {"required": True, "metavar": "RECIPE", "help": "of drafttrain pipeline"},
     "repeats": {"type": positive, "default": 3, "metavar": "N", "help": "timings of each kind"},
     "mode": {
@@ -115,7 +121,8 @@ def run(
 
     Args:
         names: of `OPTIONS` that the study takes; --out is always there.
-        out: default of --out, a folder that is made.
+        out: default of --out, a folder that is made. Shortened runs write to runs/ in place of
+            docs/results/raw.
         defaults: of single options, in place of those in `OPTIONS`.
     """
     parser = argparse.ArgumentParser(
@@ -123,10 +130,15 @@ def run(
     )
     for name in names:
         parser.add_argument(f"--{name.replace('_', '-')}", **OPTIONS[name])
-    parser.add_argument("--out", default=out, metavar="DIR", help=f"default: {out}")
+    apart = re.sub(f"^{RECORDS}", "runs", out)
+    shown = out if out == apart else f"{out}, {apart} for a shortened run"
+    parser.add_argument("--out", metavar="DIR", help=f"default: {shown}")
     parser.set_defaults(**defaults)
     args = parser.parse_args(argv)
-    args.out = Path(args.out)
+    is_shorter = is_shortened(args, {name: parser.get_default(name) for name in SIZES if name in names})
+    if "pictures" in names and args.pictures is None:
+        args.pictures = args.out or apart if is_shorter else PICTURES
+    args.out = Path(args.out or (apart if is_shorter else out))
     args.out.mkdir(parents=True, exist_ok=True)
     try:
         study(args)
@@ -134,6 +146,12 @@ def run(
         print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def is_shortened(args: Namespace, sizes: dict[str, int | None]) -> bool:
+    """Return True if a size is given that is lower than its default; None is as many as the study has."""
+    given = {name: getattr(args, name) for name in sizes if getattr(args, name) != sizes[name]}
+    return any(sizes[name] is None or value < sizes[name] for name, value in given.items())
 
 
 def start(main: Callable[[], int]) -> None:

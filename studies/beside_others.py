@@ -48,7 +48,7 @@ def beside(processes: int) -> Iterator[None]:
 def study(args: Namespace) -> None:
     bundle = load_bundle(args.bundle, args.target, args.dtype)
     target, proposers = bundle.target, {"plain": NoProposer(), TREE: bundle.proposer(TREE)}
-    prompts = spread(read_prompts(args.prompts), args.limit or 2)
+    prompts = spread(read_prompts(args.prompts), args.limit)
     tokens = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     decode_all(target, NoProposer(), tokens[:1], 16)
     fit, ms = team.cores.fit, {}
@@ -90,7 +90,7 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = ("bundle", "target", "prompts", "limit", "new_tokens", "dtype", "repeats")
-    return arguments.run(study, __doc__, argv, names, "docs/results/raw/machine")
+    return arguments.run(study, __doc__, argv, names, "docs/results/raw/machine", limit=3)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def study(args: Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return arguments.run(study, __doc__, argv, ("repeats",), "docs/results/raw/machine")
+    return arguments.run(study, __doc__, argv, ("repeats",), "docs/results/raw/machine", repeats=5)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def measure(tree: Path, args: Namespace) -> dict:
     Raises:
         UserError: it fails.
     """
-    given = (ROOT / args.bundle, ROOT / args.prompts, args.limit or 6, args.new_tokens)
+    given = (ROOT / args.bundle, ROOT / args.prompts, args.limit, args.new_tokens)
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     command = [sys.executable, "-c", WORKER, *map(str, given)]
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
@@ -104,7 +104,7 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = ("bundle", "prompts", "limit", "new_tokens", "repeats", "against")
-    defaults = {"prompts": "data/tuning_prompts.jsonl", "repeats": 7}
+    defaults = {"prompts": "data/tuning_prompts.jsonl", "limit": 6, "repeats": 7}
     return arguments.run(study, __doc__, argv, names, "docs/results/raw/machine", **defaults)
 
 

@@ -1,6 +1,6 @@
 """Let the rate to beat of `timed` follow what decoding reaches, or keep the calibrated one.
 
-    python -m studies.timed_rate --limit 14 --prompts data/tuning_prompts.jsonl
+    python -m studies.timed_rate
 
 Begins at the calibrated rate and at others, as a calibration of faster or slower minutes has them, and
 follows it at once, more strictly, or not at all. Prints tokens per second as ratios over plain decoding, the
@@ -37,7 +37,7 @@ def study(args: Namespace) -> None:
         for begun in BEGUN
         for follow in FOLLOW
     }
-    prompts = spread(read_prompts(args.prompts), args.limit or 14)
+    prompts = spread(read_prompts(args.prompts), args.limit)
     tokens = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     for proposer in (NoProposer(), calibrated):
         decode_all(target, proposer, tokens[:1], 16)
@@ -66,7 +66,8 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = ("bundle", "target", "prompts", "limit", "new_tokens", "dtype")
-    return arguments.run(study, __doc__, argv, names, "docs/results/raw/machine")
+    defaults = {"prompts": "data/tuning_prompts.jsonl", "limit": 14}
+    return arguments.run(study, __doc__, argv, names, "docs/results/raw/machine", **defaults)
 
 
 if __name__ == "__main__":

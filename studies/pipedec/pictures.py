@@ -240,7 +240,7 @@ def needed(statics: Sequence[Shape], seeds: Sequence[int]) -> tuple[list[Shape],
 
 def grow(pair: Pair, args: Namespace, seeds: Sequence[int]) -> list[Counted]:
     """Grow all trees that are needed."""
-    prompts = tasks.read_tasks({}, args.limit or tasks.PROMPTS)
+    prompts = tasks.read_tasks({}, args.limit)
     greedy, sampled = needed(counts.statics(CHILDREN), seeds)
     raw, rows = args.out / f"counts_{pair.name}.jsonl", []
     for seed, shapes in {None: greedy, **sampled}.items():
@@ -316,7 +316,8 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     names = ("bundle", "target", "limit", "new_tokens", "dtype", "pictures")
-    return arguments.run(study, __doc__, argv, names, "runs/pipedec", dtype="bfloat16", new_tokens=64)
+    defaults = {"dtype": "bfloat16", "limit": tasks.PROMPTS, "new_tokens": 64}
+    return arguments.run(study, __doc__, argv, names, "runs/pipedec", **defaults)
 
 
 if __name__ == "__main__":
