@@ -96,7 +96,7 @@ class Bench:
         tasks: files of prompts by name.
 
     Attributes:
-        new_tokens: drafted for each prompt at most.
+        new_tokens: of each answer that is drafted, at most.
     """
 
     def __init__(
@@ -118,7 +118,11 @@ class Bench:
         }
 
     def states(self, name: str, sources: list[Source], blocks: list[int]) -> dict[str, Path]:
-        """Make a corpus of answers and the target's states over it."""
+        """Make a corpus of answers and the target's states over it, unless they are there.
+
+        Raises:
+            UserError: the corpus is of other answers.
+        """
         corpus, states = self.out / name / "corpus", self.out / name / "states"
         corpus.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(corpus.parent / ".lock"):  # of other processes at the same study
@@ -126,13 +130,16 @@ class Bench:
         return {"corpus": corpus, "hidden_states": states}
 
     def _collect(self, sources: list[Source], blocks: list[int], corpus: Path, states: Path) -> None:
-        if not (corpus / "corpus.json").exists():
+        if (record := corpus / "corpus.json").exists():
+            before = [one["path"] for one in read_json(record)["config"]["sources"]]
+            if (asked := [one.path for one in sources]) != before:
+                paths = f"must be made from {', '.join(asked)}, got {', '.join(before)}"
+                raise UserError(f"{corpus}: {paths}; remove it, or give another --out")
+        else:
             config = CorpusConfig(sources, 1024, validation_fraction=0.01, exclude=self.exclude, processes=2)
             build_corpus(config, load_tokenizer(resolve_target(self.model)), corpus)
-        config = CollectConfig(mode="offline", max_disk_gb=20)
-        collect(
-            config, resolve_target(self.model), blocks, corpus, states
-        )  # what is there is not computed again
+        config = CollectConfig(mode="offline", max_disk_gb=20)  # what is there is not computed again
+        collect(config, resolve_target(self.model), blocks, corpus, states)
 
     def trained(
         self,
@@ -143,7 +150,11 @@ class Bench:
         decode: bool = True,
     ) -> dict[str, Any]:
         """Train a drafter and decode the tasks with it, unless it is a trial; the result of an earlier call
-        for just this is taken."""
+        is taken as far as it is for just this.
+
+        Raises:
+            UserError: the folder has a drafter of other settings, or of another target.
+        """
         if self.max_steps is not None:
             training = replace(training, max_steps=self.max_steps, warmup_steps=min(40, self.max_steps // 4))
         folder = self.out / name
@@ -151,14 +162,29 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):  # of other processes at the same study
             before = folder / "asked.json"
-            if before.exists() and with_defaults(read_json(before)) != asked:
+            known = read_json(before) if before.exists() else {}
+            if known and (with_defaults(known), known.get("target", TARGET)) != (asked, self.model):
                 raise UserError(f"{folder}: trained with other settings; remove it, or give another --out")
-            write_json(folder / "asked.json", asked)
-            if (folder / "result.json").exists():
-                found = read_json(folder / "result.json")
-                if not decode or found["limit"] == self.limit:
-                    return found
-            return self._train(folder, drafter, training, made_from, decode)
+            write_json(before, asked | {"target": self.model})
+            if not (folder / "result.json").exists():
+                return self._train(folder, drafter, training, made_from, decode)
+            found = read_json(folder / "result.json")
+            return self._decoded(folder, found) if decode else found
+
+    def _decoded(self, folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+        """Return a result with these tasks and as many prompts of them, decoded now unless it has just these.
+        A result of other tasks, or of more prompts, stays in the file."""
+        is_same = found.get("tasks", {}).keys() == self.prompts.keys()
+        size = self.limit, self.new_tokens
+        before = found["limit"], found.get("new_tokens", NEW_TOKENS)
+        if is_same and size == before:
+            return found
+        tasks = self.accepted(folder / "drafter")
+        again = found | {"tasks": tasks, "accept_len": total(tasks), "decoded_at": git_commit()}
+        again |= {"limit": self.limit, "new_tokens": self.new_tokens}
+        if not found.get("tasks") or (is_same and size > before):
+            write_json(folder / "result.json", again)
+        return again
 
     def _train(
         self,
@@ -185,6 +211,7 @@ class Bench:
             "curve": points(read_json(folder / "training_log.json")),
             "tasks": self.accepted(place) if decode else {},
             "limit": self.limit,
+            "new_tokens": self.new_tokens,
             "machine": summary["machine"],
             "commit": git_commit(),
         }

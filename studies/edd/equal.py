@@ -48,8 +48,8 @@ EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def equal(bench: Bench, kinds: Sequence[str] = tuple(EQUAL)) -> dict[str, Any]:
-    """Rivals and ablations, trained for one length on the same text, each at the rate that is best at that
-    length."""
+    """Train rivals and ablations for one length on the same text, each at the rate that is best at that
+    length; `commits` are those at which accept_len was measured."""
     made_from = bench.states("equal", [Source(TEXT)], TAPPED)
     rows, rates = {}, {}
     for name in kinds:
@@ -70,7 +70,9 @@ def equal(bench: Bench, kinds: Sequence[str] = tuple(EQUAL)) -> dict[str, Any]:
         more = replace(training, lr=rate)
         found = several_seeds(bench, f"{name}-equal-{rate:g}", drafter, more, made_from, SEEDS[1:])
         rows[name] = [trials[rate], *found]
-    return {"rows": summarize(rows), "validation accept_len by rate": rates}
+    results = [one for own in rows.values() for one in own]
+    commits = sorted({str(one.get("decoded_at", one["commit"])) for one in results})
+    return {"rows": summarize(rows), "validation accept_len by rate": rates, "commits": commits}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

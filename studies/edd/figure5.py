@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.data.config import Source
+from drafttrain.utils.writing import write_text
 from studies.arguments import start
 from studies.edd.bench import (
     DRAFTER,
@@ -42,11 +43,10 @@ def figure5(bench: Bench) -> dict[str, Any]:
 
 
 def write_math(responses: Path, out: Path) -> None:
-    """The answers to GSM8K's training questions."""
+    """Write the answers to GSM8K's training questions."""
     with gzip.open(responses, "rt", encoding="utf-8") as lines:
         kept = [line for line in lines if json.loads(line)["id"].startswith(MATH)]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("".join(kept), encoding="utf-8")
+    write_text(out, "".join(kept))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

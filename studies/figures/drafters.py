@@ -34,11 +34,13 @@ def bench(run: Run) -> Bench:
 
 
 def equally_trained(run: Run) -> Measured:
-    """accept_len of EDD over that of each rival and ablation, means over seeds."""
+    """Compare accept_len of EDD with that of each rival and ablation, means over seeds; the record names the
+    commits of results that were there already."""
     loaded = bench(run)
-    rows = equal(loaded)["rows"]
+    found = equal(loaded)
+    rows = found["rows"]
     prompts = {task: len(ids) for task, ids in loaded.prompts.items()}
-    notes = {"steps": STEPS}
+    notes = {"steps": STEPS, "commits": found["commits"]}
     return {
         figure: {**compared(rows[ours], rows[theirs], prompts), **notes}
         for figure, (ours, theirs) in COMPARED.items()

@@ -1,5 +1,6 @@
 """EDD beside its baselines: what is trained how often, and which numbers become figures."""
 
+import gzip
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -9,13 +10,14 @@ import pytest
 import torch
 
 from drafttrain.bundle import load_bundle
+from drafttrain.data.config import Source
 from drafttrain.data.prompts import Prompt
 from drafttrain.drafters.auto import load_drafter
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.training.config import TrainingConfig
 from drafttrain.utils.errors import UserError
-from studies.edd import answer_lengths, equal, on_policy, table1, table3, variants
+from studies.edd import answer_lengths, equal, figure5, on_policy, table1, table3, variants
 from studies.edd import bench as bench_module
 from studies.figures import drafters
 from studies.goals import Run
@@ -50,6 +52,7 @@ class Trained:
             "tokens": 5,
             "accept_len": emitted,
             "tasks": tasks if decode else {},
+            "commit": "a",
             "validation": {"eval_accept_len": emitted, "eval_loss": self.loss(drafter, training)},
         }
 
@@ -128,6 +131,7 @@ def test_figures_compare_equal_training_at_the_rate_best_for_it(monkeypatch):
     assert found["states_vs_none"]["value"] == found["edd_vs_vdm"]["value"] == pytest.approx(1.49 / 1.39)
     assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(1.49 / 1.59)
     assert found["edd_vs_vdm"]["size"] == {"prompts": drafters.TASKS, "seeds": 3}
+    assert found["edd_vs_vdm"]["commits"] == ["a"]
 
 
 def test_intervals_are_over_prompts_and_seeds():
@@ -237,6 +241,53 @@ def test_results_of_other_settings_are_refused(tmp_path, monkeypatch):
     shorter = bench_module.Bench(tmp_path, 2, 7)
     with pytest.raises(UserError, match="edd: trained with other settings; remove it"):
         shorter.trained("edd", bench_module.DRAFTER, bench_module.TRAINING, {})
+
+
+def test_a_shorter_run_decodes_with_what_is_trained_and_keeps_the_longer_result(tmp_path, monkeypatch):
+    def made(limit, **changes):
+        bench = bench_module.Bench(tmp_path, limit, None, **changes)
+        rows = {task: {"emitted": 3 * limit, "steps": 2 * limit} for task in bench.prompts}
+        monkeypatch.setattr(bench, "accepted", lambda place: rows)
+        monkeypatch.setattr(bench, "_train", None)  # nothing is trained again
+        return bench.trained("edd", bench_module.DRAFTER, bench_module.TRAINING, {})
+
+    monkeypatch.setattr(bench_module, "load_for_decoding", lambda name: None)
+    monkeypatch.setattr(bench_module, "read_prompts", lambda path: [])
+    (tmp_path / "edd").mkdir()
+    file = tmp_path / "edd/result.json"
+    trial = {"tasks": {}, "limit": 80, "commit": "a"}  # of a learning rate: nothing was decoded
+    file.write_text(json.dumps(trial))
+    whole = made(80)
+    assert whole["accept_len"] == 1.5 and whole["commit"] == "a" and json.loads(file.read_text()) == whole
+    few = made(2)
+    assert few["limit"] == 2 and few["tasks"]["gsm8k"]["steps"] == 4 and json.loads(file.read_text()) == whole
+    made(2, tasks={"mine": "prompts.jsonl"})
+    assert json.loads(file.read_text()) == whole and made(80) == whole
+    assert made(90)["limit"] == json.loads(file.read_text())["limit"] == 90
+    with pytest.raises(UserError, match="edd: trained with other settings"):
+        made(80, model="another target")
+
+
+def test_a_corpus_of_other_answers_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_module, "load_for_decoding", lambda name: None)
+    monkeypatch.setattr(bench_module, "TASKS", {})
+    monkeypatch.setattr(bench_module, "collect", lambda *words: None)
+    bench = bench_module.Bench(tmp_path, 2, None)
+    (tmp_path / "answers/corpus").mkdir(parents=True)
+    sources = [{"path": "own.jsonl", "max_conversations": 5}]
+    (tmp_path / "answers/corpus/corpus.json").write_text(json.dumps({"config": {"sources": sources}}))
+    bench.states("answers", [Source("own.jsonl", max_conversations=5)], [-4])
+    with pytest.raises(UserError, match="corpus: must be made from other.jsonl, got own.jsonl; remove"):
+        bench.states("answers", [Source("other.jsonl", max_conversations=5)], [-4])
+
+
+def test_answers_of_figure_5_are_whole_or_absent(tmp_path, monkeypatch):
+    with gzip.open(tmp_path / "all.jsonl.gz", "wt") as file:
+        file.write('{"id": "gsm8k-1"}\n{"id": "other-1"}\n')
+    figure5.write_math(tmp_path / "all.jsonl.gz", tmp_path / "math.jsonl")
+    assert (tmp_path / "math.jsonl").read_text() == '{"id": "gsm8k-1"}\n'
+    monkeypatch.setattr(Path, "write_text", None)  # which a kill would leave half done
+    figure5.write_math(tmp_path / "all.jsonl.gz", tmp_path / "math.jsonl")
 
 
 def test_a_drafter_with_the_targets_head_drafts_all_tokens(tiny_target, tmp_path):
