@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from drafttrain.bundle import load_bundle
 from drafttrain.data.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.evaluate import try_trees
-from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.model import weights_hash
-from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash
 from drafttrain.utils.writing import write_json
 from studies.arguments import run, start
+from studies.resuming import open_log
 
 TUNING = "data/tuning_prompts.jsonl"
 THRESHOLDS = ["pct:width=3,max_depth=8,min_confidence=0.06,threshold=0.16"]  # tuned on these prompts
@@ -29,8 +28,8 @@ def study(args: Namespace) -> None:
     against PCT on prompts of no benchmark."""
     loaded = load_bundle(args.bundle, target=args.target, dtype="bfloat16", classifier=args.classifier)
     task = Task("tuning", spread(read_prompts(args.prompts), args.limit))
-    depends = [content_hash(args.bundle), THRESHOLDS, args.limit, weights_hash(loaded.classifier)]
-    log = MeasurementLog(args.out / "thresholds.jsonl", fingerprint(depends))
+    depends = [content_hash(args.bundle), THRESHOLDS, weights_hash(loaded.classifier)]
+    log = open_log(args, "thresholds", depends)
     rows = try_trees(loaded, task, THRESHOLDS, log, max_new_tokens=args.new_tokens)
     machine = describe_machine(loaded.target.device, loaded.target.dtype)
     [pct] = [row for row in rows if row["tree"].startswith("pct")]
@@ -43,7 +42,7 @@ def study(args: Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; return the exit status."""
-    names = ("bundle", "target", "classifier", "prompts", "limit", "new_tokens")
+    names = ("bundle", "target", "classifier", "prompts", "limit", "new_tokens", "resume")
     return run(study, __doc__, argv, names, out="runs/c2t", prompts=TUNING)
 
 

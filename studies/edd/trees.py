@@ -1,15 +1,13 @@
 """Trees in the EDD paper's settings, and what its tables and figures about them share."""
 
-import os
 from argparse import Namespace
 from pathlib import Path
 
-import torch
-
 from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.evaluation.measure import MeasurementLog
-from drafttrain.utils.files import fingerprint
-from drafttrain.utils.provenance import content_hash, versions
+from drafttrain.utils.provenance import content_hash
+from drafttrain.utils.writing import write_text
+from studies import resuming
 
 TREES = {  # in the paper's settings
     "VCT": "vct:width=3,depth=5",
@@ -27,18 +25,16 @@ def load(args: Namespace) -> Bundle:
 
 
 def open_log(args: Namespace, name: str) -> MeasurementLog:
-    """Open the raw data of a study, which is continued with --resume and begun again without."""
-    path = args.out / f"{name}.jsonl"
-    if not args.resume:
-        path.unlink(missing_ok=True)
+    """Open the raw data of a study over the trees of `TREES`.
+
+    Raises:
+        UserError: as `resuming.open_log`.
+    """
     calibration = args.calibration and content_hash(args.calibration)
-    depends = [content_hash(args.bundle), args.target, calibration, TREES, args.new_tokens, versions()]
-    return MeasurementLog(path, fingerprint([*depends, torch.get_num_threads()]))
+    return resuming.open_log(args, name, [content_hash(args.bundle), calibration, TREES])
 
 
 def write(path: Path, text: str) -> None:
     """Put a file in place as a whole and print it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, text)
     print(text)

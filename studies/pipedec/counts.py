@@ -19,6 +19,7 @@ from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.writing import write_json
+from studies.resuming import whole_lines
 from studies.seed.pairs import Pair
 
 GREEDY = SamplingParams()
@@ -131,8 +132,7 @@ def count(
 ) -> list[Counted]:
     """Grow trees of all shapes against all texts; those that the file has are not grown again. The nodes of
     layers in flight that a miss discards are estimated (`skip_lost` of `replay`)."""
-    lines = raw.read_text().splitlines() if raw.exists() else []
-    found = [Counted(**json.loads(line)) for line in lines]
+    found = [Counted(**json.loads(line)) for line in whole_lines(raw)]
     found = [one for one in found if one.follows == _follows(one.kind, known.get((one.task, one.prompt)))]
     found = [one for one in found if one.kind in IN_FLIGHT or one.judged is not None]
     done = {(one.task, one.prompt, one.shape) for one in found}

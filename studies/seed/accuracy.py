@@ -28,6 +28,7 @@ from drafttrain.reasoning.tasks.task import Problem, Task
 from drafttrain.reasoning.trace import Trace
 from drafttrain.utils.writing import write_json
 from studies import arguments
+from studies.resuming import whole_lines
 from studies.seed.methods import TASK_FILES, Method, check_same, drawn, scheduled, token_count
 from studies.seed.pairs import DEFAULTS, Pair, load_pair
 
@@ -88,8 +89,7 @@ def solve(
     Raises:
         UserError: the file has trees of another drafter, type or tree of drafts.
     """
-    lines = raw.read_text(encoding="utf-8").splitlines() if resume and raw.exists() else []
-    found = [Checked(**json.loads(line)) for line in lines]
+    found = [Checked(**json.loads(line)) for line in whole_lines(raw)] if resume else []
     ways = methods()
     check_same(raw, found, pair, [(task, method) for task in tasks for method in ways])
     done = {(one.task, one.problem, one.method) for one in found}

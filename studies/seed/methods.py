@@ -25,6 +25,7 @@ from drafttrain.reasoning.timeline import TARGET, Timeline
 from drafttrain.reasoning.trace import Trace
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
+from studies.resuming import whole_lines
 from studies.seed.pairs import Pair
 
 TASK_FILES = {
@@ -320,9 +321,8 @@ def collect(
     Returns:
         trees of these tasks, problems, methods and repeats; the file may have others.
     """
-    found: list[Grown] = []
-    if resume and raw.exists():
-        found = [Grown.read(line) for line in raw.read_text(encoding="utf-8").splitlines()]
+    found = [Grown.read(line) for line in whole_lines(raw)] if resume else []
+    if found:
         if any(one.scheduling != SCHEDULING for one in found):
             raise UserError(
                 f"{raw}: must hold trees of this version's scheduling, got earlier ones; leave out --resume"
