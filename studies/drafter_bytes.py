@@ -56,7 +56,8 @@ def study(args: Namespace) -> None:
         for tree in TREES
     }
     plain = rows[AUTOREGRESSIVE].tokens_per_second
-    write_json(args.out / "drafter_bytes.json", {"trees": found, "plain": plain, "machine": machine})
+    facts = {"plain": plain, "machine": machine, "commit": git_commit()}
+    write_json(args.out / "drafter_bytes.json", {"trees": found, **facts})
     for tree, row in found.items():
         print(tree, row)
 

@@ -125,6 +125,11 @@ class Run:
         """Return where raw data go: those of shortened runs apart, so that they replace nothing."""
         return RAW / ("quick" if self.quick else "full" if self.limit is None else "limited") / name
 
+    @property
+    def quick_note(self) -> dict[str, Any]:
+        """Return the notes that leave a figure undecided whose quick run does less than the figure is."""
+        return {"ok": None, "why": "measured by a quick run, which does less"} if self.quick else {}
+
     def check_quiet(self) -> None:
         if warning := check_quiet(refuse=self.busy == "refuse"):
             print(f"timings will be poor: {warning}", file=sys.stderr)

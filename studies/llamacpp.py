@@ -131,10 +131,15 @@ class LlamaCpp:
         self.described = self._answer()
 
     def decode(self, prompt_ids: Sequence[int], max_new_tokens: int) -> MethodRun:
-        """Decode greedily from an empty cache; the prompt is in the time, and a stop token in the text."""
+        """Decode greedily from an empty cache; the prompt is in the time, and a stop token in the text.
+
+        Raises:
+            UserError: the process has ended.
+        """
         job = {"ids": list(prompt_ids), "limit": max_new_tokens, "stop": self.stop}
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: there is no answer
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
         answer = self._answer()
         self.seconds += answer["seconds"]
         self.forward_seconds += answer["forward_seconds"]

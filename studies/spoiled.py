@@ -26,6 +26,8 @@ from drafttrain.run.recipe import load_recipe
 from drafttrain.run.stages import STAGES
 from drafttrain.run.workflow import Workflow
 from drafttrain.target_lm.loading import resolve_target
+from drafttrain.utils.files import read_json
+from drafttrain.utils.provenance import content_hash, git_commit
 from drafttrain.utils.writing import write_json
 from studies import arguments
 
@@ -89,15 +91,22 @@ SPOILED: dict[str, tuple[Callable[[Path, Path, Path], Spoiled], set[str]]] = {  
 
 
 def diagnosed(bundle: Path, out: Path, limit: int | None) -> list[dict[str, Any]]:
-    """Spoil and diagnose each; return rows of `cause`, the `named` ones, `hit`, accept_len and prompts."""
+    """Spoil and diagnose each; return rows of `cause`, the `named` ones, `hit`, accept_len and prompts. What
+    the folder has of this bundle, limit and commit is not done again."""
+    asked = {"bundle": content_hash(bundle), "limit": limit, "commit": git_commit()}
+    record = out / "asked.json"
+    if not record.exists() or read_json(record) != asked:
+        for name in SPOILED:
+            _file(out, name).unlink(missing_ok=True)
+        write_json(record, asked)
     loaded = load_bundle(bundle)
     target, console = Path(resolve_target(loaded.target.name)), Console(file=sys.stderr, highlight=False)
     del loaded
     rows = []
     for name, (spoil, causes) in SPOILED.items():
-        file = out / f"{name.replace(' ', '_')}.json"
+        file = _file(out, name)
         if not file.exists():
-            folder = out / name.replace(" ", "_")
+            folder = file.with_suffix("")
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             drafter, spoiled = spoil(bundle, target, folder)
@@ -107,6 +116,11 @@ def diagnosed(bundle: Path, out: Path, limit: int | None) -> list[dict[str, Any]
         row = {"cause": name, "named": named, "hit": bool(causes & set(named))}
         rows.append({**row, "accept_len": found["accept_len"], "prompts": found["prompts"]})
     return rows
+
+
+def _file(out: Path, name: str) -> Path:
+    """Return where the diagnosis of a drafter goes."""
+    return out / f"{name.replace(' ', '_')}.json"
 
 
 def _linked(target: Path, copy: Path) -> Path:
@@ -141,4 +155,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    arguments.start(main)

@@ -9,7 +9,6 @@ target's moved by the linear map that fits how training has moved the others
 drafter's own tokens, with blocks of 5.
 """
 
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -67,4 +66,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    arguments.start(main)

@@ -38,6 +38,8 @@ def overhead(run: Run) -> Measured:
     summary = benchmark(config(run), run.folder("benchmark_overhead"))
     harness, turns = summary["harness"], overall(summary)[AUTOREGRESSIVE]["prompts"]
     notes = {"seconds": harness["seconds"], "turns": turns * config(run).repeats}
+    if config(run).limit < PROMPTS:
+        notes |= {"ok": None, "why": f"measured on fewer than {PROMPTS} prompts of each task"}
     return {"benchmark_overhead": {"value": harness["share"], **notes}}
 
 

@@ -97,7 +97,7 @@ def dumped(run: Run) -> Measured:
     limit, tokens = (8, 24) if run.quick else (None, 256)
     config = DumpConfig(PromptSet("held out", HELD_OUT, limit), max_new_tokens=tokens)
     record = dump_trees(config, DRAFTER, run.folder("c2t_trees"))
-    notes = {name: record[name] for name in ("trees", "rows", "accepted", "nodes")}
+    notes = {name: record[name] for name in ("trees", "rows", "accepted", "nodes")} | run.quick_note
     return {"dump_trees_per_s": {"value": record["trees"] / record["seconds"], **notes}}
 
 

@@ -236,7 +236,8 @@ def generate_speed(run: Run) -> Measured:
 def diagnose_hits(run: Run) -> Measured:
     """Count drafters spoiled on purpose whose cause the diagnosis names among the first three changes."""
     rows = diagnosed(DRAFTER, run.folder("spoiled", limit=run.limit), run.limit)
-    return {"diagnose_hits": {"value": sum(row["hit"] for row in rows), "drafters": rows}}
+    size = {"prompts": {"tuning": min(row["prompts"] for row in rows)}}
+    return {"diagnose_hits": {"value": sum(row["hit"] for row in rows), "drafters": rows, "size": size}}
 
 
 GROUPS = [
@@ -256,5 +257,5 @@ GROUPS = [
         generate_speed,
         size=Size(FIRST_TURNS, REPEATS),
     ),
-    Group({"diagnose_hits": f">= {len(SPOILED)}"}, diagnose_hits, long=True),
+    Group({"diagnose_hits": f">= {len(SPOILED)}"}, diagnose_hits, long=True, size=Size({"tuning": 40})),
 ]

@@ -8,12 +8,15 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from studies import ROOT
 from studies.goals import Group, Measured, Run
 
 QUICK = 60  # one case of this many in quick runs
+RESUMED = ("resumed", "absorbed")  # as a disturbed command should end
+NOUNS = {"kills": "kills", "signals": "signals", "faults": "faults", "together": "pairs"}  # of the cases
 
 
 def part(run: Run, name: str) -> list[dict[str, Any]]:
@@ -39,7 +42,7 @@ def files(run: Run) -> Measured:
     found = part(run, "files")
     verdicts = Counter(one["verdict"] for one in found)
     wrong = [one["case"] for one in found if one["verdict"] not in ("refused", "done")]
-    notes = {"cases": len(found), "verdicts": dict(verdicts), "wrong": wrong[:20]}
+    notes = {"cases": len(found), "verdicts": dict(verdicts), "wrong": wrong[:20], **run.quick_note}
     counts = {
         "hostile_cases": len(found),
         "tracebacks": verdicts["traceback"] + verdicts["lines"],
@@ -51,34 +54,36 @@ def files(run: Run) -> Measured:
     return {name: {"value": value, **notes} for name, value in counts.items()}
 
 
+def wrong_ones(run: Run, name: str, right: Collection[str]) -> tuple[int, dict[str, Any]]:
+    """Return how many cases of a part end otherwise than right, and notes with the number of all and some."""
+    found = part(run, name)
+    wrong = [one for one in found if one["verdict"] not in right]
+    return len(wrong), {"wrong": wrong[:20], NOUNS[name]: len(found), **run.quick_note}
+
+
 def kills(run: Run) -> Measured:
-    """Count the killed commands that leave, run again, what an undisturbed one leaves."""
-    found = part(run, "kills")
-    wrong = [one for one in found if one["verdict"] not in ("resumed", "absorbed")]
-    share = 1 - len(wrong) / max(len(found), 1)
-    return {"kills_resumed_equal": {"value": share, "kills": len(found), "wrong": wrong[:20]}}
+    """Return the share of killed commands that leave, run again, what an undisturbed one leaves."""
+    wrong, notes = wrong_ones(run, "kills", RESUMED)
+    return {"kills_resumed_equal": {"value": 1 - wrong / max(notes["kills"], 1), **notes}}
 
 
 def signals(run: Run) -> Measured:
     """Count the commands that Ctrl-C or SIGTERM on a terminal does not end in one line, or that leave, run
     again, something else than an undisturbed one."""
-    found = part(run, "signals")
-    wrong = [one for one in found if one["verdict"] not in ("resumed", "absorbed")]
-    return {"signals_wrong": {"value": len(wrong), "signals": len(found), "wrong": wrong[:20]}}
+    wrong, notes = wrong_ones(run, "signals", RESUMED)
+    return {"signals_wrong": {"value": wrong, **notes}}
 
 
 def faults(run: Run) -> Measured:
     """Count what full disks, short writes, failed renames and failed syncs lose."""
-    found = part(run, "faults")
-    wrong = [one for one in found if one["verdict"] not in ("resumed", "absorbed")]
-    return {"fault_injections": {"value": len(wrong), "faults": len(found), "wrong": wrong[:20]}}
+    wrong, notes = wrong_ones(run, "faults", RESUMED)
+    return {"fault_injections": {"value": wrong, **notes}}
 
 
 def together(run: Run) -> Measured:
     """Count what two commands at once spoil."""
-    found = part(run, "together")
-    wrong = [one for one in found if one["verdict"] != "right"]
-    return {"concurrent_corruptions": {"value": len(wrong), "pairs": len(found), "wrong": wrong[:20]}}
+    wrong, notes = wrong_ones(run, "together", ("right",))
+    return {"concurrent_corruptions": {"value": wrong, **notes}}
 
 
 GROUPS = [

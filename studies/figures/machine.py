@@ -91,7 +91,12 @@ GROUPS = [
         {"train_tokens_per_s_avx2": ">= 0.5"}, column("training", avx2=True), long=True, size=Size(repeats=3)
     ),
     Group({"startup_s": "<= 4"}, column("startup"), size=Size(repeats=3)),
-    Group({"quick_calibration_s": "<= 15"}, column("quick_calibration"), long=True, size=Size(repeats=3)),
+    Group(
+        {"quick_calibration_s": "<= 15"},
+        column("quick_calibration"),
+        long=True,
+        size=Size({"mt_bench": 20}, REPEATS),
+    ),
     Group({"quickstart_wall_s": "<= 1500", "six_gb": "<= 6"}, quickstart, long=True),
     Group({"quickstart_wall_s_avx2": "<= 1500"}, partial(quickstart, avx2=True), long=True),
     Group({"one_core": "== 1"}, one_core, long=True),

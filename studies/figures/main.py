@@ -48,6 +48,7 @@ EDD_CHAIN = 5
 DRAFT_VOCABULARY = 8192  # smaller ones would train faster
 PAPER_BATCH = 4096  # tokens: 8 rows of 512
 REPEATS = 3  # of each timed measurement
+ROUNDS = 7  # of training and forwards
 SEEDS = 3  # of the training from scratch
 CONVERSATIONS = 400  # of each bundled source: enough to time training steps on
 THREE_TASKS = FIRST_TURNS | dict.fromkeys(("gsm8k", "humaneval"), AT_LEAST)
@@ -182,7 +183,7 @@ def training(run: Run) -> Measured:
     config = replace(recipe.training, init_from=None, optimizer="adamw", rows_per_batch=rows)
     vocabulary = min(recipe.drafter.draft_vocab_size or target.vocab_size, DRAFT_VOCABULARY)
     drafter = replace(recipe.drafter, draft_vocab_size=vocabulary)
-    rounds = 3 if run.quick else 7
+    rounds = 3 if run.quick else ROUNDS
     measured = training_speed(config, drafter, target, splits["train"], folder, rounds=rounds)
     (folder / "rounds.json").write_text(json.dumps(vars(measured), indent=1) + "\n")
     notes = {
@@ -210,5 +211,5 @@ GROUPS = [
     ),
     Group({"scratch_accept_len": ">= 1.15"}, scratch, long=True, size=Size(FIRST_TURNS, seeds=SEEDS)),
     Group({"fp32_mismatches": "== 0"}, exactness, size=Size(THREE_TASKS)),
-    Group({"train_ratio": ">= 0.70", "offline_ratio": ">= 2.5"}, training, size=Size(repeats=REPEATS)),
+    Group({"train_ratio": ">= 0.70", "offline_ratio": ">= 2.5"}, training, size=Size(repeats=ROUNDS)),
 ]

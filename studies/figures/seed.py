@@ -263,7 +263,7 @@ def mismatches(run: Run) -> Measured:
             found = texts(Method("", tree, way))
             differ += sum(a != b for a, b in zip(found, expected, strict=True))
             compared += len(found)
-    return {"seed_mismatches": {"value": differ, "texts": compared}}
+    return {"seed_mismatches": {"value": differ, "texts": compared, **run.quick_note}}
 
 
 class _Held(Pace):

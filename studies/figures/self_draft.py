@@ -175,16 +175,18 @@ def compared(parts: dict[str, list[Measurement]], base: str, method: str) -> dic
 
 
 def mean(found: dict[str, Any]) -> dict[str, Any]:
-    """The mean over tasks. The mean of their intervals' ends is no narrower than the interval of the mean."""
-    ends = zip(*found["intervals"].values())
-    value = statistics.mean(found["tasks"].values())
-    return {"value": value, "interval": [statistics.mean(end) for end in ends], **found}
+    """Return the mean over tasks. The mean of their intervals' ends is no narrower than the interval of the
+    mean; there is none where a task has none, having one prompt."""
+    value, intervals = statistics.mean(found["tasks"].values()), found["intervals"].values()
+    ends = None if None in intervals else [statistics.mean(end) for end in zip(*intervals)]
+    return {"value": value, "interval": ends, **found}
 
 
 def worst(found: dict[str, Any]) -> dict[str, Any]:
-    """The task with the smallest ratio, and the lowest ends of the intervals."""
-    ends = zip(*found["intervals"].values())
-    return {"value": min(found["tasks"].values()), "interval": [min(end) for end in ends], **found}
+    """Return the smallest ratio of a task, and the lowest ends of the intervals."""
+    intervals = found["intervals"].values()
+    ends = None if None in intervals else [min(end) for end in zip(*intervals)]
+    return {"value": min(found["tasks"].values()), "interval": ends, **found}
 
 
 def speed_figures(parts: dict[str, list[Measurement]], method: str) -> Measured:

@@ -348,6 +348,7 @@ def batch_exactness(run: Run) -> Measured:
             "value": total,
             "policies": list(proposers),
             "rows": 2 * len(proposers) * len(sizes) * len(ids),
+            **run.quick_note,
         }
     }
 

@@ -132,4 +132,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    arguments.start(partial(main))
+    arguments.start(main)

@@ -10,8 +10,10 @@ from typing import Any
 
 from drafttrain.data.prompts import Prompt
 from drafttrain.drafters.model import DraftModel
+from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
-from drafttrain.pipeline.outlook import STATIC, KnownText, encoded, known_texts
+from drafttrain.inference.proposer import NoProposer
+from drafttrain.pipeline.outlook import STATIC, KnownText, encoded
 from drafttrain.pipeline.prediction import follows_prompt
 from drafttrain.pipeline.replay import Timestep, Trace, replay, replay_policy, replay_static
 from drafttrain.pipeline.simulate import Machines, pipedec_jobs, pp_jobs, run, stpp_jobs, total_seconds
@@ -99,28 +101,35 @@ def eagles(seed: int | None = None) -> list[Shape]:
 def texts(
     pair: Pair, tasks: Mapping[str, Sequence[Prompt]], new_tokens: int, sampling: SamplingParams, path: Path
 ) -> dict[tuple[str, str], KnownText]:
-    """Decode all prompts with the target, or read the answers from a file that has them all.
+    """Decode prompts with the target; the answers that a file has are taken from there.
 
     Returns:
         texts by task and prompt.
 
     Raises:
-        UserError: the file is of another target, or of other settings.
+        UserError: the file, beside which the counts are, is of another target or drafter, of other prompts of
+            these names, or of other settings.
     """
     made_by = fingerprint([pair.target.fingerprint, new_tokens, asdict(sampling)])
     prompts = {(name, p.id): p.token_ids(pair.target.tokenizer) for name, ps in tasks.items() for p in ps}
-    taps = getattr(pair.drafter.config, "tapped_blocks", [])
+    asked = {"/".join(name): fingerprint(ids) for name, ids in prompts.items()}
+    stored = {"made_by": made_by, "drafter": pair.source, "prompts": {}, "answers": []}
     if path.exists():
-        stored = json.loads(path.read_text())
-        if stored["made_by"] != made_by:
-            raise UserError(
-                f"{path}: must be of this target and these settings, got others; name another folder"
-            )
-        known = encoded(pair.target, taps, prompts.values(), stored["answers"])
-        return dict(zip(prompts, known, strict=True))
-    found = known_texts(pair.target, taps, list(prompts.values()), new_tokens, sampling)
-    write_json(path, {"made_by": made_by, "answers": [text.answer for text in found]})
-    return dict(zip(prompts, found, strict=True))
+        stored |= {"prompts": asked} | json.loads(path.read_text())  # once they were not recorded
+    if stored["made_by"] != made_by or len(stored["answers"]) != len(stored["prompts"]):
+        raise UserError(f"{path}: must be of this target and these settings, got others; name another folder")
+    if stored["drafter"] != pair.source or any(stored["prompts"].get(k, v) != v for k, v in asked.items()):
+        raise UserError(f"{path}: must be of this drafter and these prompts, got others; name another folder")
+    answers = dict(zip(stored["prompts"], stored["answers"]))
+    if missing := [ids for name, ids in zip(asked, prompts.values()) if name not in answers]:
+        draws = [sampling] * len(missing)
+        found, _ = decode_all(pair.target, NoProposer(), missing, new_tokens, sampling=draws)
+        answers |= dict(zip([name for name in asked if name not in answers], found, strict=True))
+        known = stored["prompts"] | asked
+        write_json(path, stored | {"prompts": known, "answers": [answers[name] for name in known]})
+    taps = getattr(pair.drafter.config, "tapped_blocks", [])
+    texts = encoded(pair.target, taps, prompts.values(), [answers[name] for name in asked])
+    return dict(zip(prompts, texts, strict=True))
 
 
 def count(

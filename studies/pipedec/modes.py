@@ -11,6 +11,7 @@ are those of decoding with the prompt; a timing of a mode is followed by one of 
 changes with each prompt and repeat. Every prompt is written to modes.json in --out; --resume goes on.
 """
 
+import json
 import os
 import statistics
 import subprocess
@@ -18,10 +19,11 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from drafttrain.data.prompts import read_prompts
 from drafttrain.pipeline.config import PipelineConfig
 from drafttrain.pipeline_decoder import PipelineDecoder
 from drafttrain.run.pipeline import end_with_parent, start
@@ -37,14 +39,27 @@ RAW = "modes.json"
 
 
 def study(args: Namespace) -> None:
+    config, path = settings(args), args.out / RAW
+    asked = setting(config, args.mode or MODES, cuts(args.cut))
     if "RANK" not in os.environ:
-        config = settings(args)
+        if args.resume and path.exists() and read_json(path).get("asked", asked) != asked:
+            raise UserError(
+                f"{path}: must be of these settings, modes and cuts, got others; leave out --resume"
+            )
         command = [sys.executable, "-m", "studies.pipedec.modes", *sys.argv[1:]]
         if start(config.world_size, command):
             sys.exit(2)
         return
     end_with_parent()
-    measure(settings(args), args.mode or MODES, cuts(args.cut), args.repeats, args.out / RAW, args.resume)
+    measure(config, asked["modes"], asked["cut"], args.repeats, path, args.resume)
+
+
+def setting(
+    config: PipelineConfig, wanted: Sequence[str], cut: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """Return what all rows of a file must have in common, as JSON has it."""
+    own = {key: value for key, value in asdict(config).items() if key not in ("prompts", "limit", "out")}
+    return json.loads(json.dumps({"config": own, "modes": wanted, "cut": cut}))
 
 
 def settings(args: Namespace) -> PipelineConfig:
@@ -79,7 +94,9 @@ def measure(
 ) -> None:
     """Decode all prompts in the wanted modes as one of the ranks; rank 0 writes the file and shows the
     ratios."""
-    found = read_json(path) if resume and path.exists() else {"rows": []}
+    found = {"rows": [], "asked": setting(config, wanted, cut)}
+    if resume and path.exists():
+        found = read_json(path)
     done = {(row["prompt"], row["repeat"]) for row in found["rows"]}
     loaded = next((mode for mode in wanted if mode != "pp"), "pp")  # which needs no drafter
     with PipelineDecoder(replace(config, mode=loaded)) as pipeline:
@@ -87,10 +104,8 @@ def measure(
         for mode, decoder in by_mode.items():  # the first forwards of a process are slow
             decoder.decode(mode, pipeline.prompts[0][1])
         found["machine"] = pipeline.machine()
-        before, begun = (
-            found.setdefault("paced", [0, 0]),
-            pipeline.paced(),
-        )  # of the runs that this one goes on with
+        before = found.setdefault("paced", [0, 0])  # of the runs that this one goes on with
+        begun = pipeline.paced()
         for repeat in range(repeats):
             for number, (name, request) in enumerate(pipeline.prompts):
                 if (name, repeat) in done:
@@ -124,13 +139,14 @@ def run_modes(
     out: Path,
     wanted: Sequence[str] = MODES,
 ) -> dict[str, Any]:
-    """Start all ranks, and return what they have measured; a folder that has some of it is gone on with.
+    """Start all ranks, and return what they have measured of these prompts and repeats; what the folder has
+    already is not measured again.
 
     Args:
         keys: of the recipe, laid over it.
 
     Raises:
-        UserError: a rank has failed.
+        UserError: a rank has failed, or the folder has measurements of other settings.
     """
     words = [f"{key}={value}" for key, value in {**keys, "prompts": prompts, "limit": "null"}.items()]
     command = [
@@ -149,7 +165,9 @@ def run_modes(
         command += ["--cut", f"{mode}={','.join(map(str, blocks))}"]
     if status := subprocess.run(command, cwd=ROOT, stdout=2).returncode:
         raise UserError(f"{out}: the ranks must end with 0, got {status}; see their messages above")
-    return read_json(out / RAW)
+    found, ids = read_json(out / RAW), {prompt.id for prompt in read_prompts(prompts)}
+    found["rows"] = [row for row in found["rows"] if row["prompt"] in ids and row["repeat"] < repeats]
+    return found
 
 
 def per_token(rows: Sequence[dict[str, Any]], mode: str, what: str = "seconds") -> dict[Name, float]:

@@ -1,6 +1,6 @@
 """Figures 1, 2 and 4 to 8 of the PipeDec paper, by real hits and simulated accelerators.
 
-    python -m studies.pipedec.pictures --limit 2
+    python -m studies.pipedec.pictures
     python -m studies.pipedec.pictures --limit 2 --target TARGET --bundle SMALL_LM
 
 Figure 1: who works when, with a static tree and with a tree in flight. Figure 2: the first timesteps of three
@@ -30,7 +30,7 @@ from drafttrain.pipeline.simulate import (
 )
 from drafttrain.report.panels import Bar, Bars, Chart, Panel, Series
 from drafttrain.report.pictures import sheet
-from drafttrain.utils.writing import write_json
+from drafttrain.utils.writing import write_json, write_text
 from studies import arguments
 from studies.figures.pipedec_counts import CHILDREN, SAMPLED, STAGES, WIDTH, accelerators
 from studies.pipedec import counts, tasks
@@ -301,7 +301,6 @@ def study(args: Namespace) -> None:
     pair = load_pair("A" if args.target else "B", args.target, args.bundle, args.dtype)
     seeds = range(5)
     rows, folder = grow(pair, args, seeds), Path(args.pictures)
-    folder.mkdir(parents=True, exist_ok=True)
     hidden = pair.target.hidden_size
     drawn = charts(rows, hidden, seeds)
     values = {name: numbers(panels) for name, panels in drawn.items()}
@@ -310,7 +309,7 @@ def study(args: Namespace) -> None:
     pictures = itertools.chain(timelines(rows, hidden), ((n, str(sheet(p, []))) for n, p in drawn.items()))
     for name, picture in pictures:
         path = folder / f"pipedec_{name}_{pair.name}.svg"
-        path.write_text(picture, encoding="utf-8")
+        write_text(path, picture)
         print(path)
 
 

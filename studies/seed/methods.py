@@ -25,6 +25,7 @@ from drafttrain.reasoning.timeline import TARGET, Timeline
 from drafttrain.reasoning.trace import Trace
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.provenance import git_commit
 from studies.resuming import whole_lines
 from studies.seed.pairs import Pair
 
@@ -141,6 +142,7 @@ class Grown:
         drafter: its folder or file.
         dtype: of the target.
         tree: growth policy of the drafts; None: no drafts. "" in these three: not recorded yet.
+        commit: of the source; None: not recorded, or there is none.
     """
 
     task: str
@@ -162,6 +164,7 @@ class Grown:
     drafter: str = ""
     dtype: str = ""
     tree: str | None = ""
+    commit: str | None = None
 
     @classmethod
     def read(cls, line: str) -> "Grown":
@@ -296,7 +299,7 @@ def interleave(
                     short.answer([Call("Hello", WARM_UP, SamplingParams())])
                 is_warm = True
                 tree = grow(method, decoders[method.name], task, problem, repeat, seed=repeat)
-                note(replace(tree, drafter=pair.source))
+                note(replace(tree, drafter=pair.source, commit=git_commit()))
         order.rotate(-1)
 
 

@@ -119,7 +119,7 @@ def measure(
 def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[str, dict[str, dict]]:
     """Grow the trees of each task by serial MCSD and by SEED, one after the other, and by SEED all at once,
     each with one store of prefixes; return by task and method seconds per token, tokens of prompts that were
-    encoded, and the share of late pieces of work."""
+    encoded, the share of late pieces of work, and the commit."""
     setting = {"problems": limit, "trees": TREES, "drafter": pair.source}
     setting["dtype"] = dtype_name(pair.target.dtype)
     before = read_json(raw) if resume and raw.exists() else {"rows": {}} | setting
@@ -129,6 +129,8 @@ def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[st
             f"{raw}: {key}: must be {before.get(key, 'recorded')}, got {setting[key]}; leave out --resume"
         )
     found: dict[str, dict[str, dict]] = before["rows"]
+    for one in (one for row in found.values() for one in row.values()):
+        one.setdefault("commit", before.get("commit"))  # once it was that of the file
     ways = {SERIAL_SD: 1, SEED: 1, TOGETHER: limit}
     for name, tree in TREES.items():
         task, row = TASKS[name](), found.setdefault(name, {})
@@ -148,9 +150,10 @@ def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[st
                 "seconds_per_token": seconds / sum(map(token_count, traces)),
                 "encoded": decoder.store.encoded,
                 "late": pace.late / pace.pieces,
+                "commit": git_commit(),  # others may be of an earlier one
             }
             machine = describe_machine(pair.target.device, pair.target.dtype)
-            write_json(raw, {"rows": found} | setting | {"machine": machine, "commit": git_commit()})
+            write_json(raw, {"rows": found} | setting | {"machine": machine})
     return found
 
 

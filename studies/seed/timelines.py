@@ -29,6 +29,7 @@ from drafttrain.reasoning.scheduler import ScheduledDecoder
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.reasoning.timeline import TARGET, Span
 from drafttrain.utils.files import read_json
+from drafttrain.utils.writing import write_text
 from studies import arguments
 from studies.seed.drawing import Block, Lane, Panel, draw
 from studies.seed.methods import SEQUENCES, SERIAL_AR, TASK_FILES, Method, drawn, scheduled, serial
@@ -273,12 +274,11 @@ def study(args: Namespace) -> None:
     if not (args.resume and raw.exists()):
         found = record(load_pair("B", args.target, args.bundle, args.dtype), args.devices, args.seconds)
         rows = {name: [run.row() for run in runs] for name, runs in found.items()}
-        raw.write_text(json.dumps(rows) + "\n", encoding="utf-8")
+        write_text(raw, json.dumps(rows) + "\n")
     pictures = Path(args.pictures)
-    pictures.mkdir(parents=True, exist_ok=True)
     for name, runs in read_json(raw).items():
         place = pictures / f"seed_{name}_{args.devices}.svg"
-        place.write_text(draw(FIGURES[name]([Recorded.read(run) for run in runs])), encoding="utf-8")
+        write_text(place, draw(FIGURES[name]([Recorded.read(run) for run in runs])))
         print(place)
 
 

@@ -20,6 +20,7 @@ def branches(bench: Bench, args: Namespace) -> dict[str, Any]:
     the paper's setting."""
     prompts = spread(read_prompts(args.prompts), args.limit)
     found: dict[str, Any] = {}
+    bench.decode(bench.proposer(FULL), prompts[:1], 16)  # the first forwards of a process are slow
     print("N   L   accept_len  verify_tokens  tokens/s")
     for number in SIZES:
         for length in SIZES:

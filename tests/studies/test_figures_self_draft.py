@@ -80,6 +80,15 @@ def test_counts_and_cache(topic):
     assert cache["lookup_us"]["lookups"] > 0 and all(figure["value"] > 0 for figure in cache.values())
 
 
+@pytest.mark.parametrize("ends", [[0.9, 1.3], None])
+def test_one_prompt_of_a_task_gives_no_interval(ends):
+    topic = importlib.import_module("studies.figures.self_draft")
+    found = {"tasks": {"a": 1.5, "b": 1.0}, "intervals": {"a": [1.1, 1.9], "b": ends}}
+    assert topic.mean(found)["value"] == 1.25 and topic.worst(found)["value"] == 1.0
+    assert topic.mean(found)["interval"] == (ends and pytest.approx([1.0, 1.6]))
+    assert topic.worst(found)["interval"] == ends
+
+
 def test_oanc_is_asked_for(topic):
     found = topic.oanc(Run("self-draft"))
     assert found["oanc_build_s"]["value"] is None and "--oanc" in found["oanc_build_s"]["skipped"]

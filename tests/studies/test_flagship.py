@@ -148,6 +148,7 @@ def test_hits_are_counted_where_a_cause_is_among_the_first(tiny_bundle, tmp_path
     assert spoiled.main(["--bundle", str(tiny_bundle), "--out", str(tmp_path), "--limit", "2"]) == 0
     assert json.loads((tmp_path / "causes.json").read_text()) == rows
     assert "| short answers | vocabulary, weights, training | 1.50 |" in capsys.readouterr().out
+    assert spoiled.diagnosed(tiny_bundle, tmp_path, 3)[0]["prompts"] == 3  # not those of two prompts
 
 
 @pytest.fixture

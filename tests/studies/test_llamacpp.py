@@ -127,6 +127,14 @@ while read -r line; do echo "$line" >> {tmp_path}/jobs; echo '{answer}'; done"""
     assert jobs == [{"ids": [1, 7], "limit": 9, "stop": [0, 2]}, {"ids": [4], "limit": 1, "stop": [0, 2]}]
 
 
+def test_llamacpp_that_dies_is_an_error(llamacpp, monkeypatch, tmp_path):
+    node(monkeypatch, llamacpp, tmp_path, """echo '{"kernel": null, "threads": 1}'; exit 4""")
+    with llamacpp.running(tmp_path, tmp_path / "m.gguf", {2}, 1) as running:
+        running.process.wait()
+        with pytest.raises(UserError, match="^llama.cpp: must answer, got exit status 4"):
+            running.decode([1], 2)
+
+
 def test_llamacpp_that_does_not_start_is_an_error(llamacpp, monkeypatch, tmp_path):
     node(monkeypatch, llamacpp, tmp_path, "exit 3")
     with (

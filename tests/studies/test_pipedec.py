@@ -219,6 +219,27 @@ def test_counted_trees_give_figures_and_are_not_grown_twice(
         counts.texts(pair, some_tasks, 13, counts.GREEDY, tmp_path / "greedy.json")
 
 
+def test_texts_are_of_the_prompts_and_the_drafter_that_are_asked_for(pair, some_tasks, tmp_path):
+    path, whole = tmp_path / "greedy.json", [(name, one) for name, own in some_tasks.items() for one in own]
+    few = {"a": some_tasks["a"][1:]}
+    first = counts.texts(pair, few, 6, counts.GREEDY, path)
+    found = counts.texts(pair, some_tasks, 6, counts.GREEDY, path)  # the others are decoded as well
+    assert list(found) == [(name, one.id) for name, one in whole]
+    assert found["a", "1"].answer == first["a", "1"].answer
+    for (name, prompt), text in found.items():
+        [ids] = [p.token_ids(pair.target.tokenizer) for p in some_tasks[name] if p.id == prompt]
+        [alone] = known_texts(pair.target, [], [ids], 6, SamplingParams())
+        assert (text.prompt, text.answer) == (ids, alone.answer)
+    again = counts.texts(pair, few, 6, counts.GREEDY, path)
+    assert list(again) == list(first) and len(json.loads(path.read_text())["answers"]) == 3
+    other = {"b": [Prompt("0", ["Another question"])]}
+    with pytest.raises(UserError, match="must be of this drafter and these prompts, got others"):
+        counts.texts(pair, other, 6, counts.GREEDY, path)
+    pair.source = "another drafter"
+    with pytest.raises(UserError, match="must be of this drafter and these prompts, got others"):
+        counts.texts(pair, few, 6, counts.GREEDY, path)
+
+
 def test_static_trees_fit_what_accelerators_take_at_once():
     nodes = [1 + width * depth for _, _, depth, width, _ in counts.statics(pipedec_counts.CHILDREN)]
     assert max(*nodes, 1 + counts.EAGLE_NODES) <= pipedec_counts.WIDTH
@@ -305,7 +326,7 @@ def recipe(tiny_target_folder, tiny_bundle, some_tasks, tmp_path):
     ]
 
 
-def test_modes_are_measured_in_turn_and_gone_on_with(recipe, tmp_path, monkeypatch):
+def test_modes_are_measured_in_turn_and_gone_on_with(recipe, tmp_path, monkeypatch, capsys):
     def rows(*words):
         words = [*recipe, *map(str, words), "--out", str(tmp_path)]
         monkeypatch.setattr(sys, "argv", ["modes", *words])  # with which the ranks are started
@@ -316,11 +337,17 @@ def test_modes_are_measured_in_turn_and_gone_on_with(recipe, tmp_path, monkeypat
     turns = [modes.MODES[(turn + number) % 3] for number in range(3) for turn in range(3)]
     assert [row["mode"] for row in first] == turns and modes.same_texts(first)
     assert all(0 < row["decoding"] < row["seconds"] for row in first)
-    few = ["--limit", 2, "--mode", "stpp", "--mode", "pipedec", "--set", "layers=2"]
-    more = rows("--repeats", 2, "--resume", *few)
+    more = rows("--repeats", 2, "--resume", "--limit", 2, "--cut", "pp=1,3")
     assert more[:9] == first and modes.same_texts(more)
-    assert [row["mode"] for row in more[9:]] == ["pipedec", "stpp", "stpp", "pipedec"]
-    assert [row["repeat"] for row in more[9:]] == [1] * 4
+    assert [row["mode"] for row in more[9:]] == ["stpp", "pipedec", "pp", "pipedec", "pp", "stpp"]
+    assert [row["repeat"] for row in more[9:]] == [1] * 6
+    capsys.readouterr()
+    for other in (["--cut", "pp=2,2"], ["--cut", "pp=1,3", "--set", "layers=2"], ["--mode", "stpp"]):
+        words = [*recipe, "--out", str(tmp_path), "--resume", *other]
+        monkeypatch.setattr(sys, "argv", ["modes", *words])
+        assert modes.main(words) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert "must be of these settings, modes and cuts, got others; leave out --resume" in line
 
 
 def test_memory_of_a_rank_is_about_its_share(recipe):

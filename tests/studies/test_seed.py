@@ -396,6 +396,7 @@ def test_trees_that_grow_together_have_the_same_tokens(pair, tmp_path, monkeypat
     assert rows["gsm8k"].keys() == {paced.SERIAL_SD, paced.SEED, paced.TOGETHER}
     assert all(row["seconds_per_token"] > 0 and row["encoded"] > 0 for row in rows["gsm8k"].values())
     assert paced.together(pair, 2, tmp_path / "rows.json", True) == rows and len(counts) == 6  # all is there
+    assert all("commit" in one for row in rows.values() for one in row.values())
 
 
 def test_what_drafting_and_verifying_cost_is_measured_in_three_ways(pair, monkeypatch):
