@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Decodes with a drafter whose weights are bytes and with the same one in bf16, in turn:
+"""Decode with a drafter whose weights are bytes and with the same one in bf16, in turn:
 
     python -m studies.drafter_bytes --target MODEL --bundle DRAFTER [--limit 16]
 

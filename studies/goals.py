@@ -72,7 +72,7 @@ class Run:
     resumed: list[dict[str, Any]] = field(default_factory=list)
 
     def prompts(self, quick: int, full: int | None) -> int | None:
-        """How many prompts of a task to take; None for all."""
+        """Return how many prompts of a task to take; None for all."""
         if self.quick:
             return quick
         return full if self.limit is None else min(self.limit, full or self.limit)
@@ -220,7 +220,7 @@ def run_and_watch(
 
 
 def session_memory(session: int) -> int:
-    """Resident bytes of all processes of a session, or the peak of one of them if that is more.
+    """Return the resident bytes of all processes of a session, or the peak of one of them if that is more.
 
     Not `getrusage`: a child's peak there includes what its parent held when it was forked.
     """
@@ -300,13 +300,13 @@ def measured_at(row: dict[str, Any]) -> datetime:
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """Rows of a file of figures by name; none if it does not exist."""
+    """Return the rows of a file of figures by name; none if it does not exist."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {row["figure"]: row for row in map(json.loads, lines)}
 
 
 def measure_group(group: Group, run: Run) -> Measured:
-    """A group's figures; those that cannot be measured have value None and a note."""
+    """Return a group's figures; those that cannot be measured have value None and a note."""
     if run.quick and group.long:
         records = recorded(run.topic)
         missing = {"value": None, "error": "no full run is recorded; run without --quick"}
@@ -341,7 +341,7 @@ def falls_short(row: dict[str, Any]) -> bool:
 
 
 def rounded(value: Any) -> Any:
-    """The same with floats to 4 digits after the point."""
+    """Return the same with floats to 4 digits after the point."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):

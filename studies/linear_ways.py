@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Times torch's own ways to multiply a few rows by many matrices against the native kernel:
+"""Time torch's own ways to multiply a few rows by many matrices against the native kernel:
 
     python -m studies.linear_ways [--rows 1,5,8,16] [--out docs/results/linear_ways.json]
 
@@ -31,7 +31,7 @@ Way = Callable[[torch.Tensor], None]
 
 
 def compiled(layers: list[nn.Linear]) -> Way:
-    """A frozen graph of some layers, called until it has read as many matrices as the others."""
+    """Return a frozen graph of some layers, called until it has read as many matrices as the others."""
     import torch._inductor.config as settings
 
     settings.freezing, settings.max_autotune, settings.max_autotune_gemm_backends = True, True, "CPP,ATEN"
@@ -53,7 +53,7 @@ def packed_fp32(weights: list[torch.Tensor]) -> Way:
 
 
 def ways(with_compiled: bool) -> dict[str, tuple[torch.dtype, Way]]:
-    """Every way by name, with the dtype of its rows."""
+    """Return every way by name, with the dtype of its rows."""
 
     def each(layers: list[nn.Module]) -> Way:
         return lambda x: [layer(x) for layer in layers] and None

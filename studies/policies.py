@@ -71,8 +71,8 @@ def tune(
     grids: dict[str, list[str]] = GRIDS,
     on_turn: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """The fastest setting of each policy on the tuning prompts, and tokens per second of all that was tried,
-    interleaved."""
+    """Return the fastest setting of each policy on the tuning prompts, and tokens per second of all that was
+    tried, interleaved."""
     proposers = usable_proposers(loaded, [tree for trees in grids.values() for tree in trees])
     methods = {tree: drafting(loaded.target, proposer) for tree, proposer in proposers.items()}
     rows = tabulate(measure(loaded.target, methods, task, log, max_new_tokens, on_turn=on_turn))
@@ -112,5 +112,5 @@ def compare(
 
 
 def table(measurements: Sequence[Measurement]) -> dict[str, dict[str, Any]]:
-    """A row for each method."""
+    """Return a row for each method."""
     return {method: asdict(row) for method, row in tabulate(measurements).items()}

@@ -21,7 +21,7 @@ from studies import ROOT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Profiles decoding of one prompt; returns the exit status."""
+    """Profile decoding of one prompt; return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -1,4 +1,4 @@
-"""Recomputes, from the committed measurements, the tables and the older figures that docs quote.
+"""Recompute, from the committed measurements, the tables and the older figures that docs quote.
 
     python -m studies.recompute
 
@@ -64,7 +64,7 @@ STUDIES = {  # rows of the tables on baselines: how the drafters are called, bef
 
 
 def read_log(path: Path, names: dict[str, str] | None = None) -> Iterator[Measurement]:
-    """Measurements of a log, its methods under their present names."""
+    """Yield the measurements of a log, its methods under their present names."""
     names = names or {}
     lines = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8")
     with lines as file:
@@ -76,7 +76,7 @@ def read_log(path: Path, names: dict[str, str] | None = None) -> Iterator[Measur
 
 
 def by_task(measurements: Iterator[Measurement]) -> dict[str, list[Measurement]]:
-    """Measurements by task, tuning left out."""
+    """Return measurements by task, tuning left out."""
     found: dict[str, list[Measurement]] = {}
     for one in measurements:
         if not one.task.startswith("("):
@@ -85,12 +85,12 @@ def by_task(measurements: Iterator[Measurement]) -> dict[str, list[Measurement]]
 
 
 def points(path: Path) -> list[Point]:
-    """Points of a sweep."""
+    """Read the points of a sweep."""
     return [Point(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def speed() -> Measured:
-    """The 32 prompts of the README: tables by task, and the committed drafter's results."""
+    """Recompute the README's 32 prompts: tables by task, and the committed drafter's results."""
     parts = by_task(read_log(RAW / "speed_32_prompts.jsonl"))
     tasks = {name: tabulate(part) for name, part in parts.items()}
     tasks[ALL] = tabulate([one for part in parts.values() for one in part])
@@ -123,7 +123,7 @@ def speed() -> Measured:
 
 
 def tree_policies() -> Measured:
-    """The policies' table and figures, large trees, and the EDD paper's Tables 2 and 3."""
+    """Recompute the policies' table and figures, large trees, and the EDD paper's Tables 2 and 3."""
     folder = RAW / "trees"
     parts = by_task(read_log(folder / "measurements.jsonl", TREES))
     tables = {task: table(part) for task, part in parts.items()}
@@ -138,7 +138,7 @@ def tree_policies() -> Measured:
 
 
 def c2t() -> Measured:
-    """C2T's sweeps compared, and its thresholds against PCT."""
+    """Recompute comparisons of C2T's sweeps, and of its thresholds against PCT."""
     folder = RAW / "c2t"
     compared = {}
     for path in sorted(folder.glob("points_*.jsonl")):
@@ -164,7 +164,7 @@ def n_grams() -> Measured:
 
 
 def rivals() -> Measured:
-    """Means over seeds of the trained baselines, the benchmark's repeatability, and vLLM."""
+    """Recompute means over seeds of the trained baselines, the benchmark's repeatability, and vLLM."""
     folder = RAW / "baselines"
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     trained = {row["name"]: row for row in map(json.loads, lines)}
@@ -184,7 +184,7 @@ def rivals() -> Measured:
 
 
 def reasons(row: dict[str, Any], group: Group) -> list[str]:
-    """Why an older figure is not ok."""
+    """Return why an older figure is not ok."""
     if row["value"] is None:
         return [row["definition"]]
     measured = {key: item for key, item in row.items() if key not in ("ok", "why")}
@@ -197,7 +197,7 @@ def reasons(row: dict[str, Any], group: Group) -> list[str]:
 
 
 def main() -> int:
-    """Recomputes everything; returns the exit status."""
+    """Recompute everything; return the exit status."""
     found = speed() | tree_policies() | c2t() | n_grams() | rivals()
     for topic, groups in TOPICS.items():
         path, rows = HISTORY / f"{topic}.jsonl", []

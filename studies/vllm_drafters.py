@@ -1,4 +1,4 @@
-"""Serves exported drafters with vLLM and counts what it accepts, run by the Python of an environment that has
+"""Serve exported drafters with vLLM and count what it accepts, run by the Python of an environment that has
 vLLM (`studies/check_vllm.sh` makes one).
 
 Reads {"target", "dtype", "prompts" (token ids), "max_new_tokens", "stop", "drafters": [{"name", "method",
@@ -24,7 +24,8 @@ DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted
 
 
 def counters(model) -> tuple[int, list[int]]:
-    """Steps with drafts so far, and in how many of them the draft token at each position was accepted."""
+    """Return the steps with drafts so far, and in how many of them the draft token at each position was
+    accepted."""
     found = {metric.name: metric for metric in model.get_metrics()}
     if DRAFTS not in found:
         return 0, []
@@ -32,7 +33,7 @@ def counters(model) -> tuple[int, list[int]]:
 
 
 def serve(job: dict, drafter: dict) -> dict:
-    """Outputs and counters of one drafter."""
+    """Serve one drafter; return its outputs and counters."""
     from vllm import LLM, SamplingParams
 
     speculation = None

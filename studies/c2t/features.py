@@ -42,7 +42,7 @@ ACCEPTED = {"trees": np.linspace(0.6, 1.5, 10), "chains": np.linspace(0.5, 1.1, 
 
 
 def known_features(rows: Rows, per_prompt: int) -> np.ndarray:
-    """All of `KNOWN`, fp32 [N, F], of rows sorted by tree.
+    """Return all of `KNOWN`, fp32 [N, F], of rows sorted by tree.
 
     Args:
         per_prompt: numbers of trees that belong to one prompt.
@@ -61,7 +61,7 @@ def known_features(rows: Rows, per_prompt: int) -> np.ndarray:
 
 
 def chain_nodes(rows: Rows) -> np.ndarray:
-    """Which nodes are the most probable child of the most probable child and so on, bool [N]."""
+    """Return which nodes are the most probable child of the most probable child and so on, bool [N]."""
     joint, p, rank = (rows.x[:, FEATURES.index(name)] for name in ("P", "p", "rank"))
     found = np.zeros(len(rows), bool)
     above = np.ones(int(rows.tree.max()) + 1)  # joint probability of each tree's chain so far
@@ -77,7 +77,7 @@ def chain_nodes(rows: Rows) -> np.ndarray:
 
 
 def taken(score: np.ndarray, accepted: np.ndarray, trees: int, at: np.ndarray) -> np.ndarray:
-    """Nodes per tree that a judge takes to get `at` accepted ones per tree.
+    """Return the nodes per tree that a judge takes to get `at` accepted ones per tree.
 
     Args:
         score, accepted: of the nodes [N].
@@ -88,7 +88,7 @@ def taken(score: np.ndarray, accepted: np.ndarray, trees: int, at: np.ndarray) -
 
 
 def fixed_size(rows: Rows, trees: int, at: np.ndarray) -> np.ndarray:
-    """The same for as many nodes in each tree, by joint probability: EAGLE-2's rerank."""
+    """Return the same for as many nodes in each tree, by joint probability: EAGLE-2's rerank."""
     order = np.lexsort((-rows.joint, rows.tree))
     new = np.diff(rows.tree[order], prepend=-1) != 0
     starts = np.flatnonzero(new)
@@ -98,7 +98,7 @@ def fixed_size(rows: Rows, trees: int, at: np.ndarray) -> np.ndarray:
 
 
 def compare(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
-    """Ratios to joint probability, for trees and chains, by features."""
+    """Return ratios to joint probability, for trees and chains, by features."""
     rows = read_rows(folder, FEATURES)
     rows = rows.take(np.argsort(rows.tree, kind="stable"))
     per_prompt = read_record(folder)["made_from"]["max_new_tokens"]

@@ -27,7 +27,7 @@ ANSWERS = RegenerateConfig(max_turns=1, max_new_tokens=max(LENGTHS), max_prompt_
 
 
 def answer_lengths(bench: Bench) -> dict[str, Any]:
-    """EDD on texts of each length, at one rate, from one seed."""
+    """Train EDD on texts of each length, at one rate, from one seed."""
     bench.new_tokens = MEASURED
     answers = list(read_rows(answered(bench)))
     budget = count(cut(answers, min(LENGTHS)))  # of the length that gives the fewest tokens

@@ -250,18 +250,19 @@ class Bench:
 
 
 def with_defaults(asked: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an earlier training, with those that did not exist then as they are by default."""
+    """Return the settings of an earlier training, with those that did not exist then as they are by
+    default."""
     defaults = {"drafter": asdict(DrafterConfig()), "training": asdict(TrainingConfig())}
     return {part: {**json.loads(json.dumps(defaults[part])), **asked[part]} for part in defaults}
 
 
 def total(tasks: dict[str, dict[str, Any]]) -> float:
-    """accept_len over all tasks together."""
+    """Return accept_len over all tasks together."""
     return sum(row["emitted"] for row in tasks.values()) / sum(row["steps"] for row in tasks.values())
 
 
 def best_rate(bench: Bench, kind: str, made_from: dict[str, Path]) -> tuple[float, list[dict[str, Any]]]:
-    """The learning rate of the best short trial, and all trials."""
+    """Return the learning rate of the best short trial, and all trials."""
     trials = [
         bench.trained(
             f"{kind}-trial-{rate:g}",
@@ -276,8 +277,8 @@ def best_rate(bench: Bench, kind: str, made_from: dict[str, Path]) -> tuple[floa
 
 
 def best(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The trial with the longest accept_len on the validation prompts, or, of those that come within `TIE` of
-    it, the one with the lowest loss."""
+    """Return the trial with the longest accept_len on the validation prompts, or, of those that come within
+    `TIE` of it, the one with the lowest loss."""
     longest = max(trial["validation"]["eval_accept_len"] for trial in trials)
     level = [trial for trial in trials if trial["validation"]["eval_accept_len"] > longest - TIE]
     return min(level, key=lambda trial: trial["validation"]["eval_loss"])
@@ -301,7 +302,7 @@ def several_seeds(
     made_from: dict[str, Path],
     seeds: Sequence[int] = SEEDS,
 ) -> list[dict[str, Any]]:
-    """The same training from several seeds."""
+    """Run the same training from several seeds."""
     return [
         bench.trained(f"{name}-seed{seed}", drafter, replace(training, seed=seed), made_from)
         for seed in seeds
@@ -309,7 +310,7 @@ def several_seeds(
 
 
 def summarize(rows: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Mean and range over seeds of accept_len, in all and by task."""
+    """Return mean and range over seeds of accept_len, in all and by task."""
     return {
         name: {
             "lr": results[0]["lr"],

@@ -28,7 +28,7 @@ BLOCKS = (8, 18, 26, 29)  # of 30; 26 is the fourth-to-last
 
 
 def figure5(bench: Bench) -> dict[str, Any]:
-    """EDD on other blocks' outputs."""
+    """Train EDD on other blocks' outputs."""
     math = bench.out / "gsm8k_answers.jsonl"
     if not math.exists():
         write_math(Path(bench.responses), math)

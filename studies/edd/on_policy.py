@@ -50,8 +50,8 @@ ANSWERS = RegenerateConfig(
 
 
 def on_policy(bench: Bench) -> dict[str, Any]:
-    """EDD that goes on with the same text, with new answers to prompts drawn at random, and with new answers
-    where it drafted worst, plain and with more weight on drafts that fail; one seed."""
+    """Train EDD that goes on with the same text, with new answers to prompts drawn at random, and with new
+    answers where it drafted worst, plain and with more weight on drafts that fail; one seed."""
     text = answers(bench)
     first = bench.trained("edd-plain-seed0", DRAFTER, replace(TRAINING, lr=RATES[2], seed=0), text)
     place = bench.out / "edd-plain-seed0/drafter"

@@ -24,7 +24,7 @@ KINDS = ("edd", "eagle", "medusa", "vdm")
 
 
 def table1(bench: Bench, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
-    """Each kind at its best learning rate, three seeds."""
+    """Train each kind at its best learning rate, three seeds."""
     made_from, rows, rates = answers(bench), {}, {}
     for kind in kinds:
         rate, trials = best_rate(bench, kind, made_from)

@@ -23,7 +23,7 @@ from studies.edd.bench import (
 
 
 def table3(bench: Bench) -> dict[str, Any]:
-    """EDD with one thing left out."""
+    """Train EDD with one thing left out."""
     made_from = answers(bench)
     full = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0])
     rows = {"everything": several_seeds(bench, "edd", DRAFTER, full, made_from)}

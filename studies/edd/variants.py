@@ -49,7 +49,8 @@ EMPHASES: dict[str, dict[str, float]] = {
 
 
 def wide(bench: Bench) -> dict[str, Any]:
-    """EDD whose keys and values hold as many numbers as a state has, as with the EDD paper's targets."""
+    """Train EDD whose keys and values hold as many numbers as a state has, as with the EDD paper's
+    targets."""
     made_from = answers(bench)
     training = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0])
     drafter = replace(DRAFTER, kv_heads=bench.target.config.num_attention_heads)
@@ -58,7 +59,7 @@ def wide(bench: Bench) -> dict[str, Any]:
 
 
 def started(bench: Bench) -> dict[str, Any]:
-    """EDD whose layer starts from the target's first block, which reads embeddings, as its queries do;
+    """Train EDD whose layer starts from the target's first block, which reads embeddings, as its queries do;
     from the one after the tapped block, which reads its states; and from the last, which the head reads."""
     made_from, rows = answers(bench), {}
     training = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0], seed=0)
@@ -70,7 +71,8 @@ def started(bench: Bench) -> dict[str, Any]:
 
 
 def anchored(bench: Bench) -> dict[str, Any]:
-    """EDD with `anchor`, from the fourth-to-last block alone and with the last hidden state beside it."""
+    """Train EDD with `anchor`, from the fourth-to-last block alone and with the last hidden state beside
+    it."""
     made_from, rows = answers(bench), {}
     training = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0])
     for name, taps in (("edd-anchored", [-4]), ("edd-anchored-joined", [-4, bench.target.n_blocks])):
@@ -80,7 +82,7 @@ def anchored(bench: Bench) -> dict[str, Any]:
 
 
 def deeper(bench: Bench) -> dict[str, Any]:
-    """Anchored EDD of one, two and three layers, at EDD's rate, from one seed."""
+    """Train anchored EDD of one, two and three layers, at EDD's rate, from one seed."""
     made_from, rows = answers(bench), {}
     training = replace(TRAINING, lr=RATES[2], seed=0)
     for layers in (1, 2, 3):
@@ -91,7 +93,7 @@ def deeper(bench: Bench) -> dict[str, Any]:
 
 
 def long(bench: Bench, kinds: Sequence[str] = LONG_KINDS) -> dict[str, Any]:
-    """EDD and EAGLE with more steps on more text, at the learning rates of the short trainings."""
+    """Train EDD and EAGLE with more steps on more text, at the learning rates of the short trainings."""
     short, rows = answers(bench), {}
     made_from = many_answers(bench)
     for kind in kinds:
@@ -102,7 +104,7 @@ def long(bench: Bench, kinds: Sequence[str] = LONG_KINDS) -> dict[str, Any]:
 
 
 def mtp(bench: Bench) -> dict[str, Any]:
-    """EAGLE with the norms of an MTP layer, and anchored EDD, which norms the same inputs; both at the
+    """Train EAGLE with the norms of an MTP layer, and anchored EDD, which norms the same inputs; both at the
     highest rate, without trials of their own."""
     made_from, rows = answers(bench), {}
     training = replace(TRAINING, lr=RATES[-1], seed=0)
@@ -115,8 +117,8 @@ def mtp(bench: Bench) -> dict[str, Any]:
 
 
 def emphasis(bench: Bench, kinds: Sequence[str] = tuple(EMPHASES)) -> dict[str, Any]:
-    """EDD whose loss has a share of cross-entropy with the target's most probable token, less weight where
-    greedy drafts do not come, or more where they fail; at EDD's rate, from one seed."""
+    """Train EDD whose loss has a share of cross-entropy with the target's most probable token, less weight
+    where greedy drafts do not come, or more where they fail; at EDD's rate, from one seed."""
     made_from, rows = answers(bench), {}
     for name in kinds:
         training = replace(TRAINING, lr=RATES[2], seed=0, **EMPHASES[name])
@@ -125,7 +127,7 @@ def emphasis(bench: Bench, kinds: Sequence[str] = tuple(EMPHASES)) -> dict[str, 
 
 
 def joined(bench: Bench) -> dict[str, Any]:
-    """EDD that reads the last hidden state beside the fourth-to-last block, which is ours."""
+    """Train EDD that reads the last hidden state beside the fourth-to-last block, which is ours."""
     made_from = answers(bench)
     training = replace(TRAINING, lr=best_rate(bench, "edd", made_from)[0], seed=0)
     drafter = replace(DRAFTER, tapped_blocks=[-4, bench.target.n_blocks])
@@ -134,7 +136,7 @@ def joined(bench: Bench) -> dict[str, Any]:
 
 
 def exports(bench: Bench) -> dict[str, Any]:
-    """EAGLE and VDM with the target's own head, which then draft all of its tokens."""
+    """Train EAGLE and VDM with the target's own head, which then draft all of its tokens."""
     made_from, rows = answers(bench), {}
     for kind in ("eagle", "vdm"):
         training = replace(TRAINING, lr=best_rate(bench, kind, made_from)[0], seed=0)
@@ -147,7 +149,7 @@ def exports(bench: Bench) -> dict[str, Any]:
 
 
 def draft_all_tokens(drafter: Path, out: Path) -> None:
-    """A copy of a drafter that reads the target's head, over all of the target's tokens."""
+    """Write a copy of a drafter that reads the target's head, over all of the target's tokens."""
     settings, tensors = read_json(drafter / "config.json"), load_file(drafter / "model.safetensors")
     settings["draft_vocab_size"] = settings["target_vocab_size"]
     tensors["draft_to_target"] = torch.arange(settings["target_vocab_size"])

@@ -20,7 +20,7 @@ PROMPTS = 8  # of each task, in full runs
 
 
 def config(run: Run) -> BenchmarkConfig:
-    """The benchmark that both figures run."""
+    """Return the benchmark that both figures run."""
     return BenchmarkConfig(
         target=TARGET,
         methods=[MethodSpec.parse(text) for text in METHODS],
@@ -44,8 +44,8 @@ def overhead(run: Run) -> Measured:
 
 
 def repeatability(run: Run) -> Measured:
-    """The same benchmark twice, one after the other, each from loading on: the largest relative difference of
-    any method's speedup over all tasks."""
+    """Run the same benchmark twice, one after the other, each from loading on: the largest relative
+    difference of any method's speedup over all tasks."""
     folder = run.folder("benchmark_repeatability")
     first, second = (overall(benchmark(config(run), folder / name)) for name in ("first", "second"))
     speedups = {
@@ -59,13 +59,13 @@ def repeatability(run: Run) -> Measured:
 
 
 def repeated(speedups: dict[str, list[float]]) -> dict[str, Any]:
-    """The largest relative difference between each method's two speedups."""
+    """Return the largest relative difference between each method's two speedups."""
     differences = {method: abs(second / first - 1) for method, (first, second) in speedups.items()}
     return {"value": max(differences.values()), "differences": differences, "speedups": speedups}
 
 
 def overall(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The rows over all tasks by method."""
+    """Return the rows over all tasks by method."""
     rows = summary["rows"]
     return {row["method"]: row for row in rows if row["task"] == ALL and row["context"] is None}
 

@@ -92,7 +92,7 @@ CHAINS += [f"dymax:threshold={p}" for p in (0.7, 0.55, 0.4, 0.3, 0.2, 0.1)]
 
 
 def dumped(run: Run) -> Measured:
-    """Full trees below the roots of held-out prompts, labelled by the target's own continuation."""
+    """Grow full trees below the roots of held-out prompts, labelled by the target's own continuation."""
     run.check_quiet()
     limit, tokens = (8, 24) if run.quick else (None, 256)
     config = DumpConfig(PromptSet("held out", HELD_OUT, limit), max_new_tokens=tokens)
@@ -102,7 +102,7 @@ def dumped(run: Run) -> Measured:
 
 
 def trained(run: Run) -> Measured:
-    """The classifier of the last full dump, by the command line, its process watched."""
+    """Train a classifier on the last full dump, by the command line, its process watched."""
     run.check_quiet()
     trees, folder = RAW / "full/c2t_trees", run.folder("c2t_classifier")
     rows = read_record(trees)["rows"]
@@ -155,7 +155,7 @@ def classifier_notes(place: Path) -> dict[str, str]:
 def subset(
     run: Run, folder: Path, task: str, path: str, quick: int = 2, full: int | None = None
 ) -> PromptSet:
-    """Some first turns at equal distances through a file."""
+    """Write some first turns at equal distances through a file."""
     prompts = spread(read_prompts(path), run.prompts(quick, full))
     kept = folder / f"{task}.jsonl"
     lines = (json.dumps({"id": prompt.id, "prompt": prompt.turns[0]}) + "\n" for prompt in prompts)
@@ -164,17 +164,17 @@ def subset(
 
 
 def count(prompts: PromptSet) -> int:
-    """Number of prompts of a file of `subset`."""
+    """Return the number of prompts of a file of `subset`."""
     return len(Path(prompts.path).read_text(encoding="utf-8").splitlines())
 
 
 def thinned(run: Run, trees: Sequence[str]) -> list[str]:
-    """Of each family every setting, or in quick runs every second one."""
+    """Return every setting, or in quick runs every second one."""
     return list(trees[:: 2 if run.quick else 1])
 
 
 def swept(run: Run) -> Measured:
-    """C2T, EAGLE-2 and a threshold on joint probability over all tasks."""
+    """Compare C2T, EAGLE-2 and a threshold on joint probability over all tasks."""
     tasks = {
         task: (path, None if task == "mt_bench" else AT_LEAST)
         for task, path in (TASKS | run.more_prompts).items()
@@ -238,7 +238,7 @@ def compared(
 def mean_over_tasks(
     tasks: dict[str, dict[str, Any] | None], drawn: Sequence[np.ndarray] = ()
 ) -> dict[str, Any]:
-    """The mean ratio of all tasks with its interval, and each of them.
+    """Return the mean ratio of all tasks with its interval, and each of them.
 
     Args:
         drawn: the ratio of each task in resamples of its prompts; the intervals are left out where one of a
@@ -256,7 +256,7 @@ def mean_over_tasks(
 
 
 def chains(run: Run) -> Measured:
-    """Early stops of chains on MT-bench."""
+    """Compare early stops of chains on MT-bench."""
     folder = run.folder("c2t_chains")
     prompts = subset(run, folder, "mt_bench", TASKS["mt_bench"], quick=4)
     size = {"size": {"prompts": {"mt_bench": count(prompts)}}}
@@ -270,7 +270,7 @@ def chains(run: Run) -> Measured:
 
 
 def chain_figures(points: Sequence[Point]) -> Measured:
-    """C2T's chains at the accept_len of a fixed chain of 9, and against other early stops."""
+    """Compare C2T's chains at the accept_len of a fixed chain of 9, and against other early stops."""
     [nine] = (point for point in points if point.tree == "chain:length=9")
     front = pareto_front([point for point in points if point.family == "c2t_chain"])
     span = [front[0].accept_len, front[-1].accept_len]
@@ -287,7 +287,7 @@ def chain_figures(points: Sequence[Point]) -> Measured:
 
 
 def transferred(run: Run) -> Measured:
-    """Classifiers that learned from one other task, and from another drafter of the target."""
+    """Compare with classifiers that learned from one other task, and from another drafter of the target."""
     folder = run.folder("c2t_transfer")
     math_prompts = folder / "gsm8k_train.jsonl"
     lines = Path(HELD_OUT).read_text(encoding="utf-8").splitlines(keepends=True)
@@ -330,7 +330,7 @@ def transferred(run: Run) -> Measured:
 
 
 def earlier_drafter(folder: Path) -> Path:
-    """The drafter of an earlier commit, out of the repository's history."""
+    """Write the drafter of an earlier commit, out of the repository's history."""
     place = folder / "earlier"
     place.mkdir(exist_ok=True)
     listed = subprocess.run(
@@ -362,7 +362,7 @@ class ClockedPolicy(C2tPolicy):
 
 
 def draft_time(run: Run) -> Measured:
-    """Features and classifier as a share of the whole time of drafting, entropies left out."""
+    """Measure features and classifier as a share of the whole time of drafting, entropies left out."""
     run.check_quiet()
     place = classifier(run)
     loaded = load_bundle(DRAFTER, dtype="bfloat16", classifier=place)
@@ -383,7 +383,7 @@ def draft_time(run: Run) -> Measured:
 
 
 def auto_beta(run: Run) -> Measured:
-    """C2T with the thresholds that calibration found, against PCT tuned on the tuning prompts."""
+    """Time C2T with the thresholds that calibration found, against PCT tuned on the tuning prompts."""
     run.check_quiet()
     folder, own = run.folder("c2t_auto"), classifier(run)
     place = folder / f"calibration-{classifier_notes(own)['weights']}"
@@ -405,7 +405,7 @@ def auto_beta(run: Run) -> Measured:
 
 
 def against_pct(measured: Sequence[Measurement]) -> dict[str, Any]:
-    """Tokens per second of C2T over PCT's."""
+    """Return tokens per second of C2T over PCT's."""
     return {
         "value": ratio(measured, "pct", "c2t"),
         "repeats": ratio_spread(measured, "pct", "c2t"),

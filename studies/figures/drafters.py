@@ -48,7 +48,7 @@ def equally_trained(run: Run) -> Measured:
 
 
 def compared(ours: dict[str, Any], theirs: dict[str, Any], prompts: dict[str, int]) -> dict[str, Any]:
-    """A ratio of means over seeds, its interval over prompts and seeds, and the ratios by task."""
+    """Return a ratio of means over seeds, its interval over prompts and seeds, and the ratios by task."""
     return {
         "value": ours["accept_len"] / theirs["accept_len"],
         "interval": interval(ours["by_prompt"], theirs["by_prompt"]),

@@ -61,8 +61,8 @@ ASSISTED = {  # how `generate` assists itself, chosen on the tuning prompts; the
 
 
 def best_accept_len(run: Run) -> Measured:
-    """accept_len on MT-bench of plain EDD, and of the drafter that is the best on the tuning prompts, with
-    the other tasks and drafters beside it."""
+    """Measure accept_len on MT-bench of plain EDD, and of the drafter that is the best on the tuning prompts,
+    with the other tasks and drafters beside it."""
     folder, found = run.folder("best_accept_len"), {}
     for name in DRAFTERS:
         loaded = load_bundle(name, dtype="bfloat16")

@@ -80,7 +80,7 @@ def fresh_quickstart(
 
 
 def fresh_run(kept: Path, prefix: Sequence[str] = (), **options: Any) -> dict[str, float]:
-    """`fresh_quickstart`, once for a resumed run."""
+    """Run `fresh_quickstart`, once for a resumed run."""
     record = kept / "run.json"
     if not record.exists():
         seconds, peak = fresh_quickstart(kept, prefix, **options)
@@ -141,7 +141,8 @@ def unmet(facts: dict[str, Any], least_speedup: float) -> list[str]:
 
 
 def quickstart_speed(run: Run, folder: Path) -> Measured:
-    """The quickstart's bundle with its tree against transformers in its best dtype, on some first turns."""
+    """Time the quickstart's bundle with its tree against transformers in its best dtype, on some first
+    turns."""
     loaded = load(folder / "bundle")
     target = loaded.target
     prompts = spread(read_prompts(MT_BENCH), run.prompts(quick=4, full=20))
@@ -164,7 +165,7 @@ def quickstart_speed(run: Run, folder: Path) -> Measured:
 
 
 def one_core(run: Run) -> Measured:
-    """The quickstart on one core: 1 if its summary is there and nothing was lost."""
+    """Run the quickstart on one core: 1 if its summary is there and nothing was lost."""
     if shutil.which("taskset") is None:
         return {"one_core": {"value": None, "skipped": "no taskset, which keeps a command on one core"}}
     kept = run.folder("machine_one_core")

@@ -15,10 +15,10 @@ REPEATS = 3
 
 
 def load(bundle: Path = DRAFTER) -> Bundle:
-    """A bundle in the mode that users get without options."""
+    """Load a bundle in the mode that users get without options."""
     return load_bundle(bundle, dtype="auto")
 
 
 def in_dtype(target: FrozenTarget) -> dict[str, str]:
-    """The dtype of what was measured, for the record of the machine."""
+    """Return the dtype of what was measured, for the record of the machine."""
     return {"dtype": dtype_name(target.dtype)}

@@ -64,7 +64,8 @@ RIVAL = "llama.cpp f16"
 
 
 def speed(run: Run, folder: Path) -> Measured:
-    """Plain and drafted decoding, `generate` of transformers and llama.cpp over the same prompts, greedy."""
+    """Time plain and drafted decoding, `generate` of transformers and llama.cpp over the same prompts,
+    greedy."""
     run.check_quiet()
     loaded, quick = load(), run.quick
     target = loaded.target
@@ -175,7 +176,7 @@ class Rival:
 
 
 def against_q8_0(measured: Sequence[Measurement], best: str) -> dict[str, Any]:
-    """llama.cpp's q8_0, whose weights have half the bytes, on some prompts."""
+    """Compare with llama.cpp's q8_0, whose weights have half the bytes, on some prompts."""
     name = f"llama.cpp {llamacpp.Q8_0}"
     return {
         "prompts": len(measured),
@@ -188,7 +189,7 @@ def against_q8_0(measured: Sequence[Measurement], best: str) -> dict[str, Any]:
 def speed_figures(
     measured: Sequence[Measurement], best: str, missing: str | None, notes: dict[str, Any]
 ) -> Measured:
-    """The figures of `speed` from its measurements.
+    """Return the figures of `speed` from its measurements.
 
     Args:
         missing: why llama.cpp is not among the methods.

@@ -18,7 +18,7 @@ from studies.goals import Measured, Run
 
 
 def startup(run: Run, folder: Path) -> Measured:
-    """From the command to its first token, and to its help; medians, after one that warms the disk."""
+    """Time from the command to its first token, and to its help; medians, after one that warms the disk."""
     run.check_quiet()
     words = [sys.executable, "-m", "drafttrain.run.cli", "generate"]
     answer = [*words, "--bundle", str(DRAFTER), "--prompt", "Why is the sky blue?", "--max-new-tokens", "8"]
@@ -42,7 +42,7 @@ def startup(run: Run, folder: Path) -> Measured:
 
 
 def command_seconds(command: Sequence[str]) -> tuple[float, float]:
-    """Seconds until a command writes the first byte to standard output, and until it ends.
+    """Return the seconds until a command writes the first byte to standard output, and until it ends.
 
     Raises:
         UserError: it fails, or writes nothing.
@@ -58,7 +58,7 @@ def command_seconds(command: Sequence[str]) -> tuple[float, float]:
 
 
 def quick_calibration(run: Run, folder: Path) -> Measured:
-    """The short calibration's seconds, and `timed` by it against `timed` by a full one."""
+    """Time the short calibration, and `timed` by it against `timed` by a full one."""
     run.check_quiet()
     prompts = PromptSet("tuning", TUNING, 8 if run.quick else 24)
     config = CalibrateConfig(prompts=prompts, rounds=5 if run.quick else 15, busy=run.busy)

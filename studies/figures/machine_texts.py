@@ -39,7 +39,7 @@ EXACT_TOKENS = 48
 
 
 def drafted_equals_plain(run: Run, folder: Path) -> Measured:
-    """Texts decoded with drafts, alone and four at once, greedy and seeded, against plain ones alone."""
+    """Compare texts decoded with drafts, alone and four at once, greedy and seeded, with plain ones alone."""
     loaded = load()
     tasks = {
         name: spread(read_prompts(path), run.prompts(quick=3, full=full))

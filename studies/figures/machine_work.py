@@ -37,7 +37,7 @@ SPEED_ROUNDS = 3  # of each dtype
 
 
 def limit_share(run: Run, folder: Path) -> Measured:
-    """Forwards of 1, 5 and 8 tokens against what reading and multiplying take at least."""
+    """Time forwards of 1, 5 and 8 tokens against what reading and multiplying take at least."""
     run.check_quiet()
     target = load().target
     read, dtype = limits.streaming_rate(), limits.native_arithmetic()
@@ -83,7 +83,8 @@ def auto_vs_best_dtype(run: Run, folder: Path) -> Measured:
 
 
 def dtype_figure(rounds: dict[str, list[dict[str, float]]], chosen: dict[str, str]) -> dict[str, Any]:
-    """The worst share, over kinds of work, of the chosen dtype's median speed in that of the faster one.
+    """Return the worst share, over kinds of work, of the chosen dtype's median speed in that of the faster
+    one.
 
     Args:
         rounds: speeds of each round, by dtype.
@@ -99,7 +100,7 @@ def dtype_figure(rounds: dict[str, list[dict[str, float]]], chosen: dict[str, st
 
 
 def training(run: Run, folder: Path) -> Measured:
-    """Training over stored states against the limit that fp32 products set to it."""
+    """Time training over stored states against the limit that fp32 products set to it."""
     run.check_quiet()
     recipe = load_recipe(RECIPE)
     config = replace(recipe.training, max_minutes=None, gradient_accumulation_steps=1)
@@ -132,7 +133,7 @@ def training(run: Run, folder: Path) -> Measured:
 
 
 def random_documents(target: FrozenTarget, n: int, length: int) -> Dataset:
-    """Documents of random tokens, all of them trained on: whole rows without padding."""
+    """Return documents of random tokens, all of them trained on: whole rows without padding."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(target.vocab_size, (n, length), generator=generator).tolist()
     columns = {"id": [str(i) for i in range(n)], "input_ids": ids, "loss_mask": [[1] * length] * n}

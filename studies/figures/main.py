@@ -55,7 +55,7 @@ THREE_TASKS = FIRST_TURNS | dict.fromkeys(("gsm8k", "humaneval"), AT_LEAST)
 
 
 def quickstart(run: Run) -> Measured:
-    """The quickstart script in a fresh clone with an empty target cache, installation included."""
+    """Run the quickstart script in a fresh clone with an empty target cache, installation included."""
     kept = run.folder("quickstart")
     seconds, peak = fresh_quickstart(kept)
     stages = json.loads((kept / "summary.json").read_text())
@@ -66,8 +66,8 @@ def quickstart(run: Run) -> Measured:
 
 
 def speed(run: Run) -> Measured:
-    """Greedy decoding in the dtype that `auto` picks against our own autoregressive decoding and `generate`
-    of transformers."""
+    """Time greedy decoding in the dtype that `auto` picks against our own autoregressive decoding and
+    `generate` of transformers."""
     folder, fresh = run.folder("speed"), RAW / "full/quickstart/bundle"
     bundle = fresh if fresh.exists() and not run.quick else QUICKSTART_DRAFTER
     limits = {"mt_bench": 6, "gsm8k": 5, "humaneval": 5} if run.quick else {}
@@ -112,7 +112,7 @@ def speed(run: Run) -> Measured:
 
 
 def scratch(run: Run) -> Measured:
-    """Five minutes of training from scratch, from several seeds; the held-out loss must fall from each
+    """Train for five minutes from scratch, from several seeds; the held-out loss must fall from each
     evaluation to the next. accept_len is the mean."""
     folder, runs, losses = run.folder("scratch"), [], []
     for seed in range(SEEDS):
@@ -137,7 +137,7 @@ def scratch(run: Run) -> Measured:
 
 
 def accept_len(run: Run, bundle: Path, folder: Path) -> dict[str, Any]:
-    """accept_len with chains of 5 on MT-bench's first turns, bf16, greedy; nothing is timed."""
+    """Measure accept_len with chains of 5 on MT-bench's first turns, bf16, greedy; nothing is timed."""
     loaded = load_bundle(bundle, dtype="bfloat16")
     task = Task("mt_bench", read_prompts(PROMPTS["mt_bench"], 16 if run.quick else None))
     log = MeasurementLog(folder / "measurements.jsonl", f"{content_hash(bundle)} chain {EDD_CHAIN}")
@@ -154,7 +154,7 @@ def accept_len(run: Run, bundle: Path, folder: Path) -> dict[str, Any]:
 
 
 def exactness(run: Run) -> Measured:
-    """Greedy fp32 output against our autoregressive decoding and `transformers` `generate`."""
+    """Compare greedy fp32 output with our autoregressive decoding and `transformers` `generate`."""
     loaded = load_bundle(QUICKSTART_DRAFTER, dtype="float32")
     tasks = [Task(name, read_prompts(path)) for name, path in PROMPTS.items()]
     tasks = first_of_each(tasks, 16) if run.quick else tasks

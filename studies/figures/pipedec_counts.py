@@ -233,7 +233,8 @@ def values(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def top8(run: Run) -> Measured:
-    """The target's greedy tokens among the drafter's eight most probable ones, on long and short texts."""
+    """Look for the target's greedy tokens among the drafter's eight most probable ones, on long and short
+    texts."""
     if not run.pair:
         return {"top8_accuracy": NO_PAIR}
     found = top_k.compare(*run.pair, "bfloat16")

@@ -43,7 +43,8 @@ REAL, BEST_FIRST_RAW, PACED_RAW = "pipedec_real", "pipedec_real_best_first", "pi
 
 
 def real(run: Run) -> Measured:
-    """Two ranks of one thread each, all modes in turn, each with what was the fastest on tuning prompts."""
+    """Time two ranks of one thread each, all modes in turn, each with what was the fastest on tuning
+    prompts."""
     run.check_quiet()
     folder, best, prompts = _tuned_ranks(run, REAL)
     keys = {**shape(best), "tree": best["stpp"]["tree"], "max_new_tokens": NEW_TOKENS}
@@ -63,7 +64,7 @@ def real(run: Run) -> Measured:
 
 
 def real_best_first(run: Run) -> Measured:
-    """Best-first trees (ours) against plain pipelining on two ranks."""
+    """Time best-first trees (ours) against plain pipelining on two ranks."""
     run.check_quiet()
     folder, best, prompts = _tuned_ranks(run, BEST_FIRST_RAW)
     own = best["best_first"]
@@ -137,7 +138,7 @@ def one_process(folder: Path) -> dict[str, float]:
 
 
 def paced(run: Run) -> Measured:
-    """Ranks whose stages hold their device for a declared time, the same in all modes."""
+    """Time ranks whose stages hold their device for a declared time, the same in all modes."""
     run.check_quiet()
     found, size = {}, {}
     trees = tuned(run.folder(PACED_RAW.format("trees")) / PACED_TREES, PACED_STAGES, (1,))
@@ -165,12 +166,12 @@ def paced(run: Run) -> Measured:
 
 
 def paced_several(run: Run) -> Measured:
-    """Trees that grow by several layers in a timestep (ours) against static trees, on paced ranks."""
+    """Time trees that grow by several layers in a timestep (ours) against static trees, on paced ranks."""
     return {"paced14_layers_vs_stpp": _paced_ours(run, "several", pacing.SEVERAL, best_first=False)}
 
 
 def paced_best_first(run: Run) -> Measured:
-    """Best-first trees (ours) against static trees, on paced ranks."""
+    """Time best-first trees (ours) against static trees, on paced ranks."""
     return {"paced14_best_first_vs_stpp": _paced_ours(run, "best_first", (), best_first=True)}
 
 
@@ -299,7 +300,7 @@ def predicted(
 
 
 def sync(run: Run) -> Measured:
-    """Messages and upkeep at the end of a timestep of two ranks, layers of eight nodes."""
+    """Time messages and upkeep at the end of a timestep of two ranks, layers of eight nodes."""
     run.check_quiet()
     keys = {"width": 8, "children": 8}
     costs = read_costs(str(calibrated(run.folder("pipedec_sync"), keys)))

@@ -124,7 +124,7 @@ def best(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def judged(run: Run) -> Measured:
-    """C2T against EAGLE-2 and a threshold on joint probability, each target with a classifier over C2T's
+    """Compare C2T with EAGLE-2 and a threshold on joint probability, each target with a classifier over C2T's
     features."""
     folder = run.folder("published_c2t", target=run.target)
     found: dict[str, dict[str, dict[str, Any]]] = {"eagle2": {}, "joint": {}}

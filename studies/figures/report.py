@@ -16,7 +16,7 @@ TASKS = ("mt_bench", "gsm8k", "humaneval", "summarization", "questions", "alpaca
 
 
 def command(out: Path) -> list[str]:
-    """The command line that makes the page of docs/results/report.html."""
+    """Return the command line that makes the page of docs/results/report.html."""
     words = [sys.executable, "-m", "drafttrain.run.cli", "report", str(RAW / "trees"), "--bundle", BUNDLE]
     words += ["--bundle", str(RAW / "c2t"), "--trace", str(RAW / "trace.json"), "--out", str(out)]
     for task in TASKS:
@@ -25,7 +25,7 @@ def command(out: Path) -> list[str]:
 
 
 def page(run: Run) -> Measured:
-    """The page by the command line, start of the interpreter included."""
+    """Make the page by the command line, start of the interpreter included."""
     run.check_quiet()
     folder = run.folder("report")
     out = folder / "report.html"

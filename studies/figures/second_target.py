@@ -51,7 +51,7 @@ def where(option: str, measure: Callable[..., Measured], *names: str) -> Callabl
 
 
 def accept_len(run: Run, target: str) -> Measured:
-    """accept_len with trees of 60 nodes over all prompts of the three tasks."""
+    """Measure accept_len with trees of 60 nodes over all prompts of the three tasks."""
     return lengths(run, DRAFTER, target, "qwen05_accept_len", LENGTH)
 
 
@@ -107,7 +107,7 @@ def timed(
 
 
 def pair_lengths(run: Run, target: str, drafter: str) -> Measured:
-    """accept_len of a small LM that drafts unchanged, with trees of 60 nodes."""
+    """Measure accept_len of a small LM that drafts unchanged, with trees of 60 nodes."""
     return lengths(run, drafter, target, "qwen15_accept_len", LENGTH_15)
 
 

@@ -83,7 +83,7 @@ PAPER = SelfDraftConfig(branches=6, branch_length=6, gram=4, budget=12, context=
 
 
 def tasks(run: Run, quick: int) -> list[Task]:
-    """MT-bench with the whole limit, the others with half of it."""
+    """Return MT-bench with the whole limit, the others with half of it."""
     most = run.prompts(quick=quick, full=None)
     half = most if most is None or run.quick else max(1, most // 2)
     return [
@@ -93,7 +93,7 @@ def tasks(run: Run, quick: int) -> list[Task]:
 
 
 def tuned(run: Run, folder: Path, loaded: Bundle) -> SelfDraft:
-    """Self-Draft with the bundle's cache, tuned for this machine unless the run is resumed."""
+    """Return Self-Draft with the bundle's cache, tuned for this machine unless the run is resumed."""
     corpus = open_corpus(loaded.target, BUNDLE)
     if not (folder / SETTINGS).exists():
         prompts = PromptSet("tuning", TUNING, 3 if run.quick else 16)
@@ -105,7 +105,7 @@ def tuned(run: Run, folder: Path, loaded: Bundle) -> SelfDraft:
 
 
 def speeds(run: Run) -> Measured:
-    """Self-Draft, alone and beside the drafter, against prompt lookup and plain decoding."""
+    """Time Self-Draft, alone and beside the drafter, against prompt lookup and plain decoding."""
     run.check_quiet()
     folder = run.folder("self_draft")
     loaded = load_bundle(BUNDLE, dtype="bfloat16", calibration=BUNDLE)
@@ -115,7 +115,7 @@ def speeds(run: Run) -> Measured:
     log = MeasurementLog(folder / "tuning.jsonl", fingerprint(depends))
 
     def fastest(methods: dict[Any, Proposer], name: str) -> Any:
-        """The key of the proposer that is fastest on the tuning prompts."""
+        """Return the key of the proposer that is fastest on the tuning prompts."""
         named = {f"{name} {key}": drafting(target, proposer) for key, proposer in methods.items()}
         rows = tabulate(measure(target, named, tuning, log, NEW_TOKENS))
         return max(methods, key=lambda key: rows[f"{name} {key}"].tokens_per_second)
@@ -158,14 +158,14 @@ def speeds(run: Run) -> Measured:
 
 
 def write_report(folder: Path, chosen: dict[str, Any], parts: dict[str, list[Measurement]]) -> None:
-    """Keeps the tables of all tasks, and MT-bench by category."""
+    """Write the tables of all tasks, and MT-bench by category."""
     report = {"chosen": chosen, "tables": {task: table(part) for task, part in parts.items()}}
     report["mt_bench_categories"] = by_category(parts["mt_bench"])
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 def compared(parts: dict[str, list[Measurement]], base: str, method: str) -> dict[str, Any]:
-    """Ratios of tokens per second by task, with their intervals."""
+    """Return ratios of tokens per second by task, with their intervals."""
     return {
         "tasks": {name: ratio(part, base, method) for name, part in parts.items()},
         "intervals": {name: ratio_interval(part, base, method) for name, part in parts.items()},
@@ -190,7 +190,7 @@ def worst(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def speed_figures(parts: dict[str, list[Measurement]], method: str) -> Measured:
-    """A method against prompt lookup that may send as many tokens, and against plain decoding."""
+    """Compare a method with prompt lookup that may send as many tokens, and with plain decoding."""
     tables = {name: tabulate(part) for name, part in parts.items()}
     lookup = f"lookup (budget of {method})"
     length = {name: rows[method].accept_len / rows[lookup].accept_len for name, rows in tables.items()}
@@ -221,7 +221,7 @@ def beside_figures(parts: dict[str, list[Measurement]]) -> Measured:
 
 
 def by_category(measurements: Sequence[Measurement]) -> dict[str, dict[str, float]]:
-    """accept_len and speedup of what ships in each category of MT-bench."""
+    """Return accept_len and speedup of what ships in each category of MT-bench."""
     lines = Path(MT_BENCH).read_text(encoding="utf-8").splitlines()
     category = {str(row["question_id"]): row["category"] for row in map(json.loads, lines)}
     found: dict[str, dict[str, float]] = {}
@@ -238,8 +238,8 @@ def by_category(measurements: Sequence[Measurement]) -> dict[str, dict[str, floa
 
 
 def counts(run: Run) -> Measured:
-    """The paper's branches against none, beside text and corpus, and against lookahead decoding alone. These
-    are counts; tokens per second are a note, measured without taking turns over repeats."""
+    """Compare the paper's branches with none, beside text and corpus, and against lookahead decoding alone.
+    These are counts; tokens per second are a note, measured without taking turns over repeats."""
     folder = run.folder("self_draft_counts")
     loaded = load_bundle(BUNDLE, dtype="bfloat16")
     target, corpus = loaded.target, open_corpus(loaded.target, BUNDLE)
@@ -316,7 +316,8 @@ def counts(run: Run) -> Measured:
 
 
 def accept_len_interval(pairs: Sequence[tuple[list[DecodeStats], list[DecodeStats]]]) -> list[float]:
-    """95 % interval of the mean over tasks of a ratio of accept_lens: bootstrap over the prompts of each.
+    """Return the 95 % interval of the mean over tasks of a ratio of accept_lens: bootstrap over the prompts
+    of each.
 
     Args:
         pairs: of each task the counts of every prompt, of the base and of the method.
@@ -334,7 +335,7 @@ def accept_len_interval(pairs: Sequence[tuple[list[DecodeStats], list[DecodeStat
 
 
 def cache(run: Run) -> Measured:
-    """Size and speed of the bundle's cache."""
+    """Measure size and speed of the bundle's cache."""
     found = []
     for _ in range(5):
         started = time.perf_counter()
@@ -359,7 +360,7 @@ def cache(run: Run) -> Measured:
 
 
 def oanc(run: Run) -> Measured:
-    """The corpus cache of OANC's written part, by the command line, its processes watched."""
+    """Build the corpus cache of OANC's written part, by the command line, its processes watched."""
     if run.oanc is None:
         skipped = {"value": None, "skipped": "give OANC's written_2 archive with --oanc"}
         return {"oanc_build_s": skipped, "oanc_build_gb": skipped}

@@ -74,7 +74,7 @@ def calibrated(run: Run, folder: Path) -> Bundle:
 
 
 def trees(run: Run) -> Measured:
-    """Growth policies, each tuned on the tuning prompts, against plain decoding and `transformers`."""
+    """Time growth policies, each tuned on the tuning prompts, against plain decoding and `transformers`."""
     run.check_quiet()
     folder = run.folder("trees")
     loaded = calibrated(run, folder)
@@ -97,7 +97,7 @@ def trees(run: Run) -> Measured:
 
 
 def fastest(folder: Path) -> str:
-    """The policy that was fastest on the tuning prompts, not on those that are reported.
+    """Return the policy that was fastest on the tuning prompts, not on those that are reported.
 
     Raises:
         UserError: nothing has been tuned yet.
@@ -110,8 +110,8 @@ def fastest(folder: Path) -> str:
 
 
 def against_vllm(run: Run) -> Measured:
-    """vLLM's CPU build with n-gram speculation over the prompts of `trees`. The fastest policy decodes them
-    right before and right after, because machines drift."""
+    """Time vLLM's CPU build with n-gram speculation over the prompts of `trees`. The fastest policy decodes
+    them right before and right after, because machines drift."""
     if run.vllm_python is None:
         return {"best_vs_vllm_ngram": {"value": None, "skipped": "vLLM is not installed: no --vllm-python"}}
     run.check_quiet()
@@ -153,7 +153,7 @@ def vllm_figure(
     theirs: list[list[MethodRun]],
     after: list[list[MethodRun]],
 ) -> dict[str, Any]:
-    """Tokens per second of our passes over vLLM's, of each prompt the median over passes."""
+    """Return tokens per second of our passes over vLLM's, of each prompt the median over passes."""
     ours = before + after
 
     def median(passes: list[list[MethodRun]], i: int) -> MethodRun:
@@ -177,7 +177,7 @@ def vllm_figure(
 
 
 def large_trees(run: Run) -> Measured:
-    """PCT against EAGLE-2's 50 nodes, on all prompts; nothing is timed."""
+    """Compare PCT with EAGLE-2's 50 nodes, on all prompts; nothing is timed."""
     folder = run.folder("large_trees")
     loaded = load_bundle(QUICKSTART_DRAFTER, dtype="bfloat16")
     task = Task("mt_bench", spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None)))
@@ -190,7 +190,7 @@ def large_trees(run: Run) -> Measured:
 
 
 def large_figures(measured: Sequence[Measurement]) -> Measured:
-    """Accepted length and draft tokens of PCT, as published and tuned, over those of EAGLE-2."""
+    """Return accepted length and draft tokens of PCT, as published and tuned, over those of EAGLE-2."""
     rows = tabulate(measured)
 
     def against_eagle2(method: str, what: str) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def tree_figures(
     chosen: dict[str, str],
     best: str,
 ) -> Measured:
-    """The figures of `trees` from the measurements and tables of all tasks."""
+    """Return the figures of `trees` from the measurements and tables of all tasks."""
     rows = tables["mt_bench"]
     size = size_of([one for part in measured.values() for one in part])
 
@@ -282,7 +282,7 @@ def tree_figures(
 
 
 def batches(run: Run) -> Measured:
-    """Several prompts at once: drafting against plain decoding of the same batch."""
+    """Time several prompts at once: drafting against plain decoding of the same batch."""
     run.check_quiet()
     folder = run.folder("batches")
     loaded = calibrated(run, folder)
@@ -323,8 +323,8 @@ def batches(run: Run) -> Measured:
 
 
 def batch_exactness(run: Run) -> Measured:
-    """Batches of 2 to 8 against one prompt at a time, in fp32, for plain decoding and the first setting of
-    each policy of GRIDS, greedy and sampled."""
+    """Compare batches of 2 to 8 with one prompt at a time, in fp32, for plain decoding and the first setting
+    of each policy of GRIDS, greedy and sampled."""
     folder = run.folder("batch_exactness")
     loaded = load_bundle(QUICKSTART_DRAFTER, dtype="float32")
     prompts = read_prompts(PROMPTS["mt_bench"], 4 if run.quick else 8)

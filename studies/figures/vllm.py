@@ -73,7 +73,7 @@ class Counter(AcceptanceRule):
 
 
 def until_stop(tokens: Sequence[int], stop: set[int], limit: int) -> list[int]:
-    """Tokens up to the first stop token, `limit` at most."""
+    """Return tokens up to the first stop token, `limit` at most."""
     end = next((i + 1 for i, token in enumerate(tokens) if token in stop), len(tokens))
     return list(tokens[: min(end, limit)])
 
@@ -81,8 +81,8 @@ def until_stop(tokens: Sequence[int], stop: set[int], limit: int) -> list[int]:
 def decode_here(
     target: FrozenTarget, folder: Path, prompts: Sequence[Sequence[int]], chain: int, new_tokens: int
 ) -> dict[str, Any]:
-    """Outputs and counters of our engine, counted as vLLM counts: a step in which the output reaches its end
-    counts all that was accepted. So decoding goes on a little further than is asked for."""
+    """Return outputs and counters of our engine, counted as vLLM counts: a step in which the output reaches
+    its end counts all that was accepted. So decoding goes on a little further than is asked for."""
     drafter = load_drafter(folder, target, dtype=target.dtype)
     counter, stop = Counter(len(prompts)), target.eos_token_ids
     proposer = TreeProposer(drafter, ChainPolicy(chain))
@@ -102,8 +102,8 @@ def decode_here(
 
 
 def as_served(format: str, exported: Path, folder: Path) -> Path:
-    """The exported drafter as a folder of our own, to be decoded with here. EAGLE-1 drafts over all of the
-    target's tokens, not over its draft vocabulary alone."""
+    """Return the exported drafter as a folder of our own, to be decoded with here. EAGLE-1 drafts over all of
+    the target's tokens, not over its draft vocabulary alone."""
     import_from(format, exported, folder)
     if format == "eagle":
         config = read_json(folder / "config.json")
@@ -116,7 +116,7 @@ def as_served(format: str, exported: Path, folder: Path) -> Path:
 
 
 def export_all(bundles: Sequence[Path], folder: Path) -> dict[str, dict[str, Any]]:
-    """Exports each bundle to what vLLM reads; returns by name what is served, where it is read here, and the
+    """Export each bundle to what vLLM reads; return by name what is served, where it is read here, and the
     target it is for."""
     found = {}
     for bundle in bundles:
@@ -144,7 +144,7 @@ def export_all(bundles: Sequence[Path], folder: Path) -> dict[str, dict[str, Any
 
 
 def serve(python: str, job: dict[str, Any], result: Path) -> dict[str, Any]:
-    """Runs studies/vllm_drafters.py.
+    """Run studies/vllm_drafters.py.
 
     Raises:
         UserError: it failed.
@@ -163,7 +163,7 @@ def compare(
     here: dict[str, Any],
     there: dict[str, Any],
 ) -> dict[str, Any]:
-    """Texts and counters of our engine and of vLLM."""
+    """Compare texts and counters of our engine and of vLLM."""
     stop, limit = target.eos_token_ids, max(map(len, here["outputs"]))
     differences = []
     for i, (ids, ours, theirs) in enumerate(zip(prompts, here["outputs"], there["outputs"], strict=True)):
@@ -196,7 +196,7 @@ def check(
     new_tokens: int,
     dtypes: Sequence[str],
 ) -> dict[str, dict[str, Any]]:
-    """Exports bundles, serves them with vLLM and compares: {dtype: {bundle: comparison}}.
+    """Export bundles, serve them with vLLM and compare: {dtype: {bundle: comparison}}.
 
     Args:
         python: interpreter of an environment with vLLM.
@@ -241,8 +241,9 @@ def check(
 
 
 def figures(report: dict[str, dict[str, Any]]) -> Measured:
-    """The figures of a report of `check`. Mismatches are of all types; ties and acceptance have to hold in
-    fp32, where outputs hardly part. What bf16 gives is reported beside them, differing texts included."""
+    """Return the figures of a report of `check`. Mismatches are of all types; ties and acceptance have to
+    hold in fp32, where outputs hardly part. What bf16 gives is reported beside them, differing texts
+    included."""
     parts = {dtype: list(part.values()) for dtype, part in report.items()}
     exact = parts["float32"]
     compared = sum(one["prompts"] for one in exact)
@@ -279,8 +280,8 @@ def figures(report: dict[str, dict[str, Any]]) -> Measured:
 
 
 def exportable(kinds: Sequence[str] = SERVED) -> list[Path]:
-    """Committed bundles and trained baselines that can be exported to these formats, the first by path of
-    each kind."""
+    """Return committed bundles and trained baselines that can be exported to these formats, the first by path
+    of each kind."""
     wanted = {kind for name in kinds for kind in FORMATS[name].KINDS}
     places = sorted(
         [*Path("model_cards").glob("*/config.json"), *Path("runs/baselines").glob("**/config.json")]
@@ -297,7 +298,7 @@ def exportable(kinds: Sequence[str] = SERVED) -> list[Path]:
 
 
 def vllm(run: Run) -> Measured:
-    """The exported drafters in vLLM against our engine."""
+    """Compare the exported drafters in vLLM with our engine."""
     names = ("vllm_text_mismatches", "vllm_acceptance_gap")
     bundles = exportable()
     if run.vllm_python is None or not bundles:
@@ -313,7 +314,8 @@ def vllm(run: Run) -> Measured:
 
 
 def transformers(run: Run) -> Measured:
-    """`generate` with the exported VDM as assistant against plain greedy decoding, in fp32."""
+    """Compare `generate` with the exported VDM or small LM as assistant with plain greedy decoding, in
+    fp32."""
     bundles = exportable(["causal-lm"])
     if not bundles:
         return {"transformers_mismatches": {"value": None, "skipped": "no bundle of a VDM"}}
@@ -346,7 +348,7 @@ GROUPS = [
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compares the bundles that the command line names; returns the exit status."""
+    """Compare the bundles that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(description="Exported drafters in vLLM against our engine.")
     parser.add_argument("bundles", nargs="+", type=Path, metavar="BUNDLE", help="VDM, EAGLE or MEDUSA")
     parser.add_argument("--vllm-python", required=True, metavar="PATH")

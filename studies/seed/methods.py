@@ -65,12 +65,13 @@ class Method:
 
 
 def serial(name: str, tree: str | None, short: int = SchedulerConfig.short) -> Method:
-    """One sequence after the other, on all threads (Figure 1a, b)."""
+    """Return the method of one sequence after the other, on all threads (Figure 1a, b)."""
     return Method(name, tree, SchedulerConfig("one", "each", sequences=1, overlap=False, short=short))
 
 
 def lockstep(name: str, tree: str | None, short: int = SchedulerConfig.short) -> Method:
-    """Three sequences in a batch: all draft, all are verified, and the next calls wait for the slowest."""
+    """Return the method of three sequences in a batch: all draft, all are verified, and the next calls wait
+    for the slowest."""
     scheduler = SchedulerConfig("batched", "joined", SEQUENCES, overlap=False, short=short)
     return Method(name, tree, scheduler, rounds=True)
 
@@ -84,7 +85,7 @@ def scheduled(
     threads: list[int] | None = None,
     short: int = SchedulerConfig.short,
 ) -> Method:
-    """Three sequences at a time, drafted for together (Figure 1c)."""
+    """Return the method of three sequences at a time, drafted for together (Figure 1c)."""
     scheduler = SchedulerConfig(verifier, "joined", sequences, overlap, threads, short=short)
     return Method(name, tree, scheduler)
 
@@ -119,7 +120,7 @@ class Part:
 
     @property
     def accept_len(self) -> float:
-        """Tokens per verification, without those that come from prompts."""
+        """Return tokens per verification, without those that come from prompts."""
         return (self.tokens - self.calls) / max(self.steps, 1)
 
     def __add__(self, other: "Part") -> "Part":
