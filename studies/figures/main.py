@@ -24,6 +24,7 @@ from drafttrain.run.workflow import Workflow
 from drafttrain.target_lm.loading import load_target
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.provenance import content_hash
+from drafttrain.utils.writing import write_json
 from studies.figures.machine_quickstart import fresh_quickstart
 from studies.goals import (
     AT_LEAST,
@@ -185,7 +186,7 @@ def training(run: Run) -> Measured:
     drafter = replace(recipe.drafter, draft_vocab_size=vocabulary)
     rounds = 3 if run.quick else ROUNDS
     measured = training_speed(config, drafter, target, splits["train"], folder, rounds=rounds)
-    (folder / "rounds.json").write_text(json.dumps(vars(measured), indent=1) + "\n")
+    write_json(folder / "rounds.json", vars(measured))
     notes = {
         "draft_vocab_size": vocabulary,
         "online_tokens_per_second": measured.median_online,

@@ -1,6 +1,5 @@
 """The figures of topic `pipedec` from counts: trees grown against known texts, and simulated times."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -239,5 +238,5 @@ def top8(run: Run) -> Measured:
         return {"top8_accuracy": NO_PAIR}
     found = top_k.compare(*run.pair, "bfloat16")
     folder = run.folder("pipedec_top_k")
-    (folder / "top_k.json").write_text(json.dumps(found))
+    write_json(folder / "top_k.json", found)
     return {"top8_accuracy": {"value": min(row["accuracy"][8] for row in found.values()), "texts": found}}

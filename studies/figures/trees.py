@@ -30,9 +30,10 @@ from drafttrain.run.calibrate import calibrate
 from drafttrain.trees.costs import EXAMPLE_COSTS
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.files import fingerprint
+from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.provenance import content_hash, versions
 from drafttrain.utils.quantiles import quartiles
+from drafttrain.utils.writing import write_json
 from studies.batches import batch_mismatches, batch_times
 from studies.figures.main import NEW_TOKENS, PROMPTS, QUICKSTART_DRAFTER, REPEATS
 from studies.goals import (
@@ -82,7 +83,7 @@ def trees(run: Run) -> Measured:
     log = MeasurementLog(folder / "tuning.jsonl", fingerprint(depends))
     tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=3, full=12)))
     chosen, speeds = tune(loaded, tuning, log, NEW_TOKENS)
-    (folder / "tuning.json").write_text(json.dumps({"chosen": chosen, "speeds": speeds}, indent=1) + "\n")
+    write_json(folder / "tuning.json", {"chosen": chosen, "speeds": speeds})
     log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, chosen, LARGE]))
     repeats = 1 if run.quick else REPEATS
     first = Task("mt_bench", spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None)))
@@ -92,7 +93,7 @@ def trees(run: Run) -> Measured:
     measured = compare(loaded, chosen | LARGE, [first], log, NEW_TOKENS, repeats)
     measured |= compare(loaded, chosen, others, log, NEW_TOKENS, repeats)
     tables = {task: table(part) for task, part in measured.items()}
-    (folder / "tables.json").write_text(json.dumps(tables, indent=1) + "\n")
+    write_json(folder / "tables.json", tables)
     return tree_figures(measured, tables, chosen, fastest(folder))
 
 
@@ -105,7 +106,7 @@ def fastest(folder: Path) -> str:
     path = folder / "tuning.json"
     if not path.exists():
         raise UserError(f"{path}: nothing is tuned yet; measure best_vs_ar first")
-    tuned = json.loads(path.read_text())
+    tuned = read_json(path)
     return max(tuned["chosen"], key=lambda name: tuned["speeds"][tuned["chosen"][name]])
 
 
@@ -117,7 +118,7 @@ def against_vllm(run: Run) -> Measured:
     run.check_quiet()
     folder = run.folder_of("trees")
     name = fastest(folder)
-    best = json.loads((folder / "tuning.json").read_text())["chosen"][name]
+    best = read_json(folder / "tuning.json")["chosen"][name]
     loaded = calibrated(run, folder)
     prompts = spread(read_prompts(PROMPTS["mt_bench"]), run.prompts(quick=8, full=None))
     ids = [prompt.token_ids(loaded.target.tokenizer) for prompt in prompts]
@@ -139,7 +140,7 @@ def against_vllm(run: Run) -> Measured:
         return {"best_vs_vllm_ngram": {"value": None, "error": f"vLLM ended with {status}; see {log.name}"}}
     own(ids[0], NEW_TOKENS)
     after = [[own(prompt, NEW_TOKENS) for prompt in ids] for _ in range(2)]
-    found = json.loads(result.read_text())
+    found = read_json(result)
     theirs = [
         [MethodRun(*pair) for pair in zip(seconds, found["outputs"], strict=True)]
         for seconds in found["seconds"]
@@ -309,7 +310,7 @@ def batches(run: Run) -> Measured:
     found = batch_times(loaded.target, pair, ids["mt_bench"], BATCH, NEW_TOKENS, repeats)
     rows = {"tuning": tuned, "mt_bench": found}
     raw = {task: {name: asdict(times) for name, times in part.items()} for task, part in rows.items()}
-    (folder / "batches.json").write_text(json.dumps(raw, indent=1) + "\n")
+    write_json(folder / "batches.json", raw)
     ratios = [a / b for a, b in zip(*(found[name].rates for name in (best, "autoregressive")))]
     return {
         "batch4_vs_batched_ar": {
@@ -341,7 +342,7 @@ def batch_exactness(run: Run) -> Measured:
         )
         for temperature in (0.0, 1.0)
     }
-    (folder / "mismatches.json").write_text(json.dumps(found, indent=1) + "\n")
+    write_json(folder / "mismatches.json", found)
     total = sum(len(rows) for part in found.values() for rows in part.values())
     return {
         "batch_mismatches": {

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from drafttrain.trees.policies import POLICIES
+from drafttrain.utils.writing import write_text
 from studies import arguments
 from studies.hostile import faults, files, together
 from studies.hostile.share import Share
@@ -117,11 +118,11 @@ def study(args: Namespace) -> None:
         for part in parts:
             files = [args.out / f"{part}-{i}.jsonl" for i in range(LANES)]
             text = "".join(file.read_text(encoding="utf-8") for file in files)
-            (args.out / f"{part}.jsonl").write_text(text, encoding="utf-8")
+            write_text(args.out / f"{part}.jsonl", text)  # whole: that it is there means that all has run
             for file in files:
                 file.unlink()
             shown = table(part, [json.loads(line) for line in text.splitlines()]) + "\n"
-            (args.out / f"{part}.md").write_text(shown, encoding="utf-8")
+            write_text(args.out / f"{part}.md", shown)
             print(shown)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 
 from drafttrain.pipeline.config import PipelineConfig
+from drafttrain.utils.writing import write_json
 from studies import ROOT, arguments
 from studies.pipedec.modes import settings
 
@@ -28,7 +29,7 @@ def study(args: Namespace) -> None:
         print(json.dumps(measure(config, int(os.environ["RANK"]))))
         return
     rows = by_rank(sys.argv[1:], config.world_size)
-    (args.out / "memory.json").write_text(json.dumps(rows))
+    write_json(args.out / "memory.json", rows)
     for rank, row in enumerate(rows):
         own, share = row["bytes"] / 1e6, row["share"] / 1e6
         print(f"rank {rank}: {own:.0f} MB of {share:.0f}, {own / share:.3f}")

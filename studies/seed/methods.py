@@ -326,12 +326,11 @@ def collect(
         trees of these tasks, problems, methods and repeats; the file may have others.
     """
     found = [Grown.read(line) for line in whole_lines(raw)] if resume else []
-    if found:
-        if any(one.scheduling != SCHEDULING for one in found):
-            raise UserError(
-                f"{raw}: must hold trees of this version's scheduling, got earlier ones; leave out --resume"
-            )
-        check_same(raw, found, pair, [(task, method) for task in tasks for method in methods(task)])
+    if any(one.scheduling != SCHEDULING for one in found):
+        raise UserError(
+            f"{raw}: must hold trees of this version's scheduling, got earlier ones; leave out --resume"
+        )
+    check_same(raw, found, pair, [(task, method) for task in tasks for method in methods(task)])
     done = frozenset((one.task, one.problem, one.method, one.repeat) for one in found)
     with open(raw, "a" if resume else "w", encoding="utf-8") as file:
 

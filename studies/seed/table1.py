@@ -8,7 +8,6 @@ problem. Batched methods follow the paper's, and rows of a tree of ours (TUNED),
 training problems.
 """
 
-import json
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -123,7 +122,7 @@ def study(args: Namespace) -> None:
     print(table(rows))
     write_json(args.out / f"table1_{pair.name}_summary.json", rows)
     machine = {**describe_machine(torch.device("cpu")), "load": load.lap(), "dtype": args.dtype}
-    (args.out / f"table1_{pair.name}.machine.json").write_text(json.dumps(machine) + "\n", encoding="utf-8")
+    write_json(args.out / f"table1_{pair.name}.machine.json", machine)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
