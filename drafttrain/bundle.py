@@ -15,8 +15,7 @@ from drafttrain.drafters.model import DraftModel
 from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
-from drafttrain.trees.costs import EXAMPLE_COSTS, Costs
-from drafttrain.trees.parse import parse_policy, uses_calibration
+from drafttrain.trees.parse import parse_policy, takes_costs, uses_calibration
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:  # a bundle without them does not import them
     from drafttrain.calibration.calibration import Calibration
     from drafttrain.classifier.model import Classifier
     from drafttrain.self_draft.proposer import SelfDraft
+    from drafttrain.trees.costs import Costs
 
 NGRAM = "ngram"  # drafts by Self-Draft; "ngram+POLICY" joins them with a growth policy's
 DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been evaluated
@@ -78,11 +78,11 @@ class Bundle:
         return HybridProposer(ngrams, TreeProposer(self.drafter, policy))
 
     @property
-    def costs(self) -> Costs | None:
+    def costs(self) -> "Costs | None":
         """Return the costs of the stored calibration, without C2T thresholds tuned for another classifier."""
         return None if self.calibration is None else self._costs_of(self.calibration)
 
-    def costs_for(self, policy: str) -> Costs | None:
+    def costs_for(self, policy: str) -> "Costs | None":
         """Return the costs for a growth policy on this machine; None without a calibration."""
         calibration = self.calibration_for(policy)
         return None if calibration is None else self._costs_of(calibration)
@@ -95,7 +95,11 @@ class Bundle:
         from the user's cache or measured now. A calibration that the caller passed is always used.
         """
         stored = self.calibration
-        if not uses_calibration(policy, self.costs or EXAMPLE_COSTS) or self.is_given:
+        if self.is_given or not takes_costs(policy):
+            return stored
+        from drafttrain.trees.costs import EXAMPLE_COSTS  # lazy: other policies do without
+
+        if not uses_calibration(policy, self.costs or EXAMPLE_COSTS):
             return stored
         if self.drafter.max_depth is not None or self.target.tokenizer is None:
             return stored  # no cost by depth, or no prompts to measure with
@@ -112,7 +116,7 @@ class Bundle:
             self._here = calibration_here(*made, f"{self.name}: {problem}", stored, self.classifier)
         return self._here
 
-    def _costs_of(self, calibration: "Calibration") -> Costs:
+    def _costs_of(self, calibration: "Calibration") -> "Costs":
         made_for, costs = calibration.made_for.get("classifier"), calibration.costs
         own = self.classifier is not None and made_for == weights_hash(self.classifier)
         return costs if own else replace(costs, beta=None, expand=None, top_k=None)

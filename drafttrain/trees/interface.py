@@ -2,15 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from drafttrain.trees.costs import Costs
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.ranges import check_ranges
+
+if TYPE_CHECKING:  # only some policies use costs
+    from drafttrain.trees.costs import Costs
 
 # at most: layers; children of a node, or expanded nodes of a layer; nodes of a tree
 DEEPEST, WIDEST, LARGEST = 128, 128, 4096
@@ -48,7 +50,7 @@ class TreePolicy(ABC):
         check_ranges(self)
 
     @classmethod
-    def calibrated(cls, costs: Costs, given: Collection[str] = ()) -> dict[str, Any]:
+    def calibrated(cls, costs: "Costs", given: Collection[str] = ()) -> dict[str, Any]:
         """Return the settings that a calibration supplies, by default none.
 
         Args:

@@ -11,12 +11,14 @@ import typing
 from collections.abc import Callable, Sequence
 from functools import reduce
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from drafttrain.trees.costs import EXAMPLE_COSTS, Costs
 from drafttrain.trees.interface import Confidence, TreePolicy
 from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:  # only some policies use costs
+    from drafttrain.trees.costs import Costs
 
 
 def policy_maker(name: str) -> Callable[..., TreePolicy]:
@@ -26,7 +28,10 @@ def policy_maker(name: str) -> Callable[..., TreePolicy]:
 
 
 def parse_policy(
-    text: str, costs: Costs | None = None, confidence: Confidence | None = None, others: Sequence[str] = ()
+    text: str,
+    costs: "Costs | None" = None,
+    confidence: Confidence | None = None,
+    others: Sequence[str] = (),
 ) -> TreePolicy:
     """Return the policy that a text such as `chain:length=4` or `timed` names.
 
@@ -54,7 +59,7 @@ def parse_policy(
     required = [key for key, p in inspect.signature(make).parameters.items() if p.default is p.empty]
     if missing := [key for key in required if key not in settings]:
         remedy = "write them after a colon"
-        if _calibrated(text, EXAMPLE_COSTS):
+        if takes_costs(text):
             remedy = "run drafttrain calibrate first"
         raise UserError(f"tree {text!r}: {', '.join(missing)} is missing; {remedy}")
     try:
@@ -63,9 +68,18 @@ def parse_policy(
         raise UserError(f"tree {text!r}: {error}") from None
 
 
-def uses_calibration(text: str, costs: Costs | None) -> bool:
+def uses_calibration(text: str, costs: "Costs | None") -> bool:
     """Return whether a policy takes a setting from these costs, because its text does not give it."""
     return bool(_calibrated(text, costs).keys() - _given(text))
+
+
+def takes_costs(text: str) -> bool:
+    """Return whether the policy of this text has settings that a calibration supplies; an unknown one, and a
+    variant made by a method, has none."""
+    name = text.partition(":")[0]
+    make = policy_maker(name) if name in POLICIES else None
+    is_policy = inspect.isclass(make) and issubclass(make, TreePolicy)
+    return is_policy and make.calibrated.__func__ is not TreePolicy.calibrated.__func__
 
 
 def takes_classifier(text: str) -> bool:
@@ -86,12 +100,11 @@ def _given(text: str) -> set[str]:
     return {name for name, _, value in parts if value != "none"}
 
 
-def _calibrated(text: str, costs: Costs | None) -> dict[str, Any]:
-    """Return the settings that a policy takes from these costs. A variant made by a method takes none."""
-    name = text.partition(":")[0]
-    make = policy_maker(name) if name in POLICIES else None
-    is_policy = inspect.isclass(make) and issubclass(make, TreePolicy)
-    return make.calibrated(costs, _given(text)) if is_policy and costs is not None else {}
+def _calibrated(text: str, costs: "Costs | None") -> dict[str, Any]:
+    """Return the settings that a policy takes from these costs."""
+    if costs is None or not takes_costs(text):
+        return {}
+    return policy_maker(text.partition(":")[0]).calibrated(costs, _given(text))
 
 
 def _written(text: str, rest: str, kinds: dict[str, Any]) -> dict[str, Any]:
