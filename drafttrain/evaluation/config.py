@@ -69,13 +69,14 @@ class EvaluateConfig:
         Raises:
             UserError: there is no such policy or setting.
         """
-        from drafttrain.trees.costs import EXAMPLE_COSTS
-        from drafttrain.trees.parse import parse_policy, takes_classifier
+        from drafttrain.trees.parse import parse_policy, takes_classifier, takes_costs
 
         for tree in self.trees:
-            stand_in = None
+            costs = stand_in = None
+            if takes_costs(tree):
+                from drafttrain.trees.costs import EXAMPLE_COSTS as costs
             if takes_classifier(tree):
                 from drafttrain.trees.c2t import Plain
 
                 stand_in = Plain("P")
-            parse_policy(tree, EXAMPLE_COSTS, stand_in)
+            parse_policy(tree, costs, stand_in)

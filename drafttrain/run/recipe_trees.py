@@ -5,8 +5,7 @@ Policies import torch, which takes seconds, so trees are checked last, when a re
 
 from typing import TYPE_CHECKING
 
-from drafttrain.trees.costs import EXAMPLE_COSTS
-from drafttrain.trees.parse import parse_policy, takes_classifier, uses_calibration
+from drafttrain.trees.parse import parse_policy, takes_classifier, takes_costs, uses_calibration
 from drafttrain.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +32,11 @@ def check_trees(recipe: "Recipe") -> None:
 
 def needs_calibration(tree: str) -> bool:
     """Return whether a tree needs a calibration: C2T does not, nor a tree whose settings are all given."""
-    return not takes_classifier(tree) and uses_calibration(tree, EXAMPLE_COSTS)
+    if takes_classifier(tree) or not takes_costs(tree):
+        return False
+    from drafttrain.trees.costs import EXAMPLE_COSTS  # other trees do without
+
+    return uses_calibration(tree, EXAMPLE_COSTS)
 
 
 def _check_medusa(recipe: "Recipe") -> None:
