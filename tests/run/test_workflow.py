@@ -578,7 +578,8 @@ def test_brackets_in_the_name_of_a_run_are_no_markup(recipe, fakes):
     console = Console(file=io.StringIO(), width=200)
     flow = Workflow(recipe, fakes.stages, console)
     print_plan(flow, plan(flow), lambda stage, recipe, folders: {})
-    assert "/run[/b]: what would run" in console.file.getvalue()
+    printed = "".join(console.file.getvalue().split())  # the title is wrapped at the table's width
+    assert "/run[/b]:whatwouldrun" in printed
 
 
 def test_summary(recipe, fakes):
