@@ -169,7 +169,8 @@ class PrefixStore:
             for like, n, one in zip(likes, known, states)
         ]
         finite = logits.amax(1).isfinite().tolist()  # waits for a GPU, so that its work is done on return
-        return [Encoded(*each) for each in zip(prompts, caches, tapped, logits, finite)]
+        rows = zip(prompts, caches, map(_own, tapped), map(_own, logits), finite)
+        return [Encoded(*row) for row in rows]
 
     def _read(self, encoded: list[Encoded], rooms: list[int]) -> None:
         """Prefill the proposer with prompts that it has not read, but for prefixes of prompts that it has."""
@@ -220,6 +221,11 @@ class PrefixStore:
         ] + [encoded]
         while sum(len(one.tokens) for one in self.kept) > self.capacity:
             del self.kept[0]
+
+
+def _own(row: torch.Tensor) -> torch.Tensor:
+    """Return a row in memory of its own: a kept one would keep those of all prompts of its forward."""
+    return row if row.untyped_storage().nbytes() == row.nbytes else row.clone()
 
 
 def _rooms(max_len: Sequence[int]) -> list[int]:

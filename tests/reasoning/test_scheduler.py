@@ -1074,6 +1074,16 @@ def test_a_prompt_longer_than_the_store_is_not_kept(loaded):
     assert store.shared == 2 * 3  # what both begin with
 
 
+def test_a_kept_prompt_holds_no_memory_of_the_others(loaded):
+    """Prompts that were encoded in one forward have rows of common tensors."""
+    store, n = PrefixStore(loaded.target, NoProposer(), 8192), len(FAMILY)
+    begin(store, FAMILY, [60] * n, [accept_greedy] * n, [NoProposer()] * n)
+    assert len(store.kept) > 1
+    for one in store.kept:
+        for tensor in (one.tapped, one.logits):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
 def test_prompts_wait_for_what_they_can_copy(loaded):
     store = PrefixStore(loaded.target, NoProposer(), 8192)
     common = list(range(100, 140))
