@@ -90,7 +90,7 @@ GROUPS = [
     Group(
         {"train_tokens_per_s_avx2": ">= 0.5"}, column("training", avx2=True), long=True, size=Size(repeats=3)
     ),
-    Group({"startup_s": "<= 4"}, column("startup"), size=Size(repeats=3)),
+    Group({"startup_s": "<= 4"}, column("startup"), size=Size(repeats=5)),
     Group(
         {"quick_calibration_s": "<= 15"},
         column("quick_calibration"),
