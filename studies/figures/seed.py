@@ -4,8 +4,8 @@ Speeds are ratios of seconds per new token on whole trees, prompts included, eve
 the same problems in turn. The drafts of each method are chosen before a problem is read, by whole trees of
 thoughts for problems of GSM8K's training split. Pair B is SmolLM2 with the committed EDD drafter; pair
 A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 135,
-pair A some hours, `tree_alpha_gain` 25, paced 25, `seed_mismatches` more than 7,
-`accuracy_difference` some hours (`--resume` goes on with an ended run).
+pair A some hours, `tree_alpha_gain` 25, paced 140, `seed_mismatches` 12, `accuracy_difference` some hours
+(`--resume` goes on with an ended run).
 """
 
 import math
@@ -71,7 +71,7 @@ WAYS = [
     SchedulerConfig(verifier, drafting, sequences, overlap)
     for verifier in ("one", "batched")
     for drafting in ("each", "joined")
-    for sequences in (3, 8)
+    for sequences in (1, 3, 8)
     for overlap in (False, True)
 ]
 PROBLEMS = {"A": 3, "B": 8}
@@ -210,7 +210,7 @@ def mean_busy(found: Sequence[Grown]) -> float:
 
 def paced_speeds(run: Run) -> Measured:
     """Grow trees on devices that are held for declared times."""
-    problems, repeats = run.prompts(1, 3), 1
+    problems, repeats = run.prompts(1, PROBLEMS["B"]), 1 if run.limit else 3
     raw = run.folder("seed_paced", trees=paced.TREES) / "trees.jsonl"
     found, late = paced.measure(load_pair("B", None, DRAFTER), problems, repeats, raw, run.resume)
     size = {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats}
@@ -258,11 +258,13 @@ def mismatches(run: Run) -> Measured:
 
     expected = texts(serial(SERIAL_AR, None))
     differ, compared = 0, 0
-    for way in WAYS:
-        for tree in (None, "chain:length=3", "eagle2:top_k=4,max_depth=3,total=8"):
-            found = texts(Method("", tree, way))
-            differ += sum(a != b for a, b in zip(found, expected, strict=True))
-            compared += len(found)
+    trees = None, "chain:length=3", "eagle2:top_k=4,max_depth=3,total=8"
+    methods = [Method("", tree, way) for way in WAYS for tree in trees]
+    methods += [Method("", tree, SchedulerConfig("one", "joined", SAMPLES), prefixes=0) for tree in trees]
+    for method in methods:
+        found = texts(method)
+        differ += sum(a != b for a, b in zip(found, expected, strict=True))
+        compared += len(found)
     return {"seed_mismatches": {"value": differ, "texts": compared, **run.quick_note}}
 
 
@@ -315,7 +317,7 @@ GROUPS = [
     Group(
         goals("paced_vs_serial_ar", "paced_vs_serial_sd"),
         paced_speeds,
-        size=Size(dict.fromkeys(TASK_FILES, 3)),
+        size=Size(dict.fromkeys(TASK_FILES, PROBLEMS["B"]), 3),
     ),
     Group(
         goals("seed_vs_serial_ar", "seed_vs_serial_sd", "batched_vs_batched_ar", "target_busy"),

@@ -18,9 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from drafttrain.inference.decode import Request
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.text import encode
+from drafttrain.kernels.machine import describe_machine
 from drafttrain.reasoning.branches import Pace
 from drafttrain.reasoning.config import SchedulerConfig, SearchConfig
 from drafttrain.reasoning.interface import Answer, Call, Then
@@ -29,7 +32,8 @@ from drafttrain.reasoning.scheduler import ScheduledDecoder
 from drafttrain.reasoning.tasks import TASKS
 from drafttrain.reasoning.timeline import TARGET, Span
 from drafttrain.utils.files import read_json
-from drafttrain.utils.writing import write_text
+from drafttrain.utils.provenance import git_commit
+from drafttrain.utils.writing import write_json, write_text
 from studies import arguments
 from studies.seed.drawing import Block, Lane, Panel, draw
 from studies.seed.methods import SEQUENCES, SERIAL_AR, TASK_FILES, Method, drawn, scheduled, serial
@@ -275,6 +279,8 @@ def study(args: Namespace) -> None:
         found = record(load_pair("B", args.target, args.bundle, args.dtype), args.devices, args.seconds)
         rows = {name: [run.row() for run in runs] for name, runs in found.items()}
         write_text(raw, json.dumps(rows) + "\n")
+        made = {**describe_machine(torch.device("cpu")), "drafter": args.bundle, "dtype": args.dtype}
+        write_json(args.out / f"timelines_{args.devices}.machine.json", made | {"commit": git_commit()})
     pictures = Path(args.pictures)
     for name, runs in read_json(raw).items():
         place = pictures / f"seed_{name}_{args.devices}.svg"
