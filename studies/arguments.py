@@ -50,6 +50,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "NAME=FILE",
         "help": "prompts of a task in place of the paper's tasks; may be repeated",
     },
+    "texts": {
+        "nargs": "+",
+        "choices": ["passages", "code", "answers"],
+        "default": ["passages", "code", "answers"],
+        "help": "to read; all unless given",
+    },
     "limit": {"type": positive, "metavar": "N", "help": "prompts of each task at most, at equal distances"},
     "new_tokens": {"type": positive, "default": 96, "metavar": "N", "help": "tokens of each answer at most"},
     "dtype": {"choices": ["auto", "bfloat16", "float32"], "default": "auto"},

@@ -285,6 +285,26 @@ def test_a_small_lm_that_is_the_target_has_all_its_tokens(tiny_target_folder):
     assert all(set(row["accuracy"].values()) == {1.0} for row in found.values())
 
 
+def test_the_targets_own_answers_are_looked_up_in_a_small_lm(
+    tiny_target_folder, tmp_path, monkeypatch, capsys
+):
+    read = top_k.read_tasks
+    monkeypatch.setattr(top_k, "read_tasks", lambda more, limit: {"gsm8k": read(more, 2)["gsm8k"]})
+    monkeypatch.setattr(top_k, "ANSWER", 8)
+    models = "--target", str(tiny_target_folder), "--drafter", str(tiny_target_folder), "--dtype", "float32"
+    words = [*models, "--texts", "answers", "code", "--new-tokens", "400", "--out", str(tmp_path)]
+    assert top_k.main(words) == 0
+    own, code = (json.loads((tmp_path / f"top_k_{text}.json").read_text()) for text in ("answers", "code"))
+    assert own["answers"]["positions"] == 16 and code["long"]["positions"] == 400
+    assert set(own["answers"]["accuracy"].values()) == set(code["long"]["accuracy"].values()) == {1.0}
+    assert "answers, answers (16 positions): 1.0000 of 1, " in capsys.readouterr().out
+
+
+def test_shares_count_the_first_k():
+    wanted, drafted = torch.tensor([[1], [2]]), torch.arange(16).expand(2, 16)
+    assert top_k.shares(wanted, drafted)["accuracy"] == {1: 0.0, 2: 0.5, 4: 1.0, 8: 1.0, 16: 1.0}
+
+
 def test_upkeep_is_measured_on_a_full_tree(pair, tiny_target_folder, monkeypatch):
     monkeypatch.setattr(upkeep, "LAYERS", 5)
     monkeypatch.setattr(upkeep, "WIDTH", 3)
