@@ -13,6 +13,7 @@ from drafttrain.utils.files import read_json
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+LARGE = sorted((ROOT / "recipes" / "large").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,18 @@ def test_every_file_a_recipe_names_is_in_the_repository(path):
     named += [prompts.path for prompts in sets if prompts]
     named += [p for p in (recipe.training.init_from, recipe.training.eval_prompts) if p]
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("path", [*RECIPES, *LARGE], ids=lambda path: path.stem)
+def test_no_recipe_trains_on_what_it_measures_or_tunes_with(path):
+    """Also not on other benchmarks: a drafter is compared on all of `data/eval` later."""
+    recipe = loaded(path)
+    exclude, evaluate = [Path(name) for name in recipe.corpus.exclude], recipe.evaluate
+    assert Path("data/eval") in exclude
+    sets = [*evaluate.prompts, evaluate.tune_prompts, recipe.classifier.prompts, recipe.calibrate.prompts]
+    held_out = [prompts.path for prompts in sets if prompts]
+    held_out += [recipe.training.eval_prompts] if recipe.training.eval_prompts else []
+    assert [name for name in held_out if not {Path(name), *Path(name).parents} & {*exclude}] == []
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
