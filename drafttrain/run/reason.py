@@ -1,7 +1,10 @@
 """`drafttrain reason`: grow a tree of thoughts for each problem of a recipe."""
 
 import argparse
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +35,24 @@ def reason(args: argparse.Namespace) -> None:
     from drafttrain.run.recipe import load_settings
 
     config = load_settings(_settings(), args.recipe, args.overrides)
-    with locked(config.out):
+    with locked(config.out), _warnings_in_one_line():
         grow(config, lambda: scheduled(config))
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print each `UserWarning` as one line of stderr when it occurs; a run may last for hours."""
+    with warnings.catch_warnings():
+        as_python_does = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if not issubclass(category, UserWarning):  # not meant for users: its place is what matters
+                as_python_does(message, category, *place)
+                return
+            print(f"drafttrain: warning: {' '.join(str(message).splitlines())}", file=sys.stderr, flush=True)
+
+        warnings.showwarning = show
+        yield
 
 
 def grow(config: "ReasonConfig", load: Callable[[], "Generate"]) -> dict[str, Any]:

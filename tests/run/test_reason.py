@@ -82,6 +82,17 @@ def test_mistakes(more, message, words, capsys):
     assert message in error and error.count("\n") == 1
 
 
+def test_a_warning_is_one_line(words, capsys):
+    """Without the file and the line of code that Python shows."""
+    overlap = ["--scheduler.overlap", "true", "--scheduler.threads", "[9, 9]"]
+    assert cli.main(words("writing", *overlap)) == 0
+    error = capsys.readouterr().err  # loading the target may write to it, too
+    [line] = [line for line in error.splitlines() if "threads" in line]
+    assert "UserWarning" not in error and "scheduler.py" not in error
+    assert line.startswith("drafttrain: warning: scheduler.threads: must add up to at most ")
+    assert line.endswith(" cores, got 9 and 9; they will wait for each other")
+
+
 def test_keys(capsys):
     for more, line in (
         ([], "thoughts (int, default 3)"),
