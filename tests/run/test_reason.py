@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning.scheduler import ScheduledDecoder
 from drafttrain.run import cli
 from drafttrain.self_draft.proposer import SelfDraft
@@ -55,6 +56,37 @@ def test_drafts_do_not_change_the_tree(words, tree, tiny_bundle, tmp_path, monke
     plain, other = (read_json(tmp_path / place / "writing-1.json") for place in ("out", "drafted"))
     assert [entry["calls"] for entry in plain["rounds"]] == [entry["calls"] for entry in other["rounds"]]
     assert (plain["leaf"], plain["closing"]) == (other["leaf"], other["closing"])
+
+
+@pytest.mark.skipif(not is_available(), reason="torch's operators round the rows of a forward differently")
+def test_a_run_that_is_ended_goes_on_with_sampled_drafts(words, tiny_bundle, tmp_path, monkeypatch):
+    """After some answers of a round, on the trace that a whole run writes."""
+    drafts = ["--drafter", str(tiny_bundle), "--tree", "drawn:k_config=3-2", "--scheduler.sequences", "3"]
+    drafts += ["--max_new_tokens", "8"]
+    assert cli.main(words("writing", *drafts)) == 0
+    answer, answers = ScheduledDecoder.answer, []
+
+    def ended(self, calls, then):
+        def take(number, given):
+            if len(answers) == 3:
+                raise KeyboardInterrupt
+            answers.append(given)
+            return then(number, given)
+
+        return answer(self, calls, take)
+
+    command = words("writing", *drafts, "--out", str(tmp_path / "ended"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ScheduledDecoder, "answer", ended)
+        assert cli.main(command) == 130
+    whole, part = (read_json(tmp_path / place / "writing-1.json") for place in ("out", "ended"))
+    assert [len(entry["calls"]) for entry in part["rounds"]] == [3] and not part["finished"]
+    assert len(whole["rounds"][0]["calls"]) > 3 and sum(one.stats.verify_tokens for one in answers) > 0
+    assert cli.main(command) == 0
+    traces = [whole, read_json(tmp_path / "ended" / "writing-1.json")]
+    for trace in traces:
+        assert all(entry.pop("seconds") >= 0 for entry in trace["rounds"])
+    assert traces[0] == traces[1]
 
 
 def test_prompts_that_are_too_long_end_their_branches(words, tmp_path, capsys):
