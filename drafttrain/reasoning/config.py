@@ -145,7 +145,8 @@ class ReasonConfig(SearchConfig):
         """Validate all sections.
 
         Raises:
-            UserError: as `SearchConfig.check`.
+            UserError: as `SearchConfig.check`, or there is no such tree or setting of it. A tree that needs
+                a calibration or a classifier is checked once the bundle is loaded.
         """
         super().check()
         if self.tree not in (None, "ngram") and self.drafter is None:
@@ -153,3 +154,14 @@ class ReasonConfig(SearchConfig):
                 f"tree: must be null or ngram without a drafter, got {self.tree}; name one under drafter"
             )
         check_ranges(self.task, "task")
+        policy = (self.tree or "").removeprefix("ngram").removeprefix("+")
+        if policy:
+            _check_policy(policy)
+
+
+def _check_policy(tree: str) -> None:
+    """Refuse a growth policy that does not exist or has wrong settings, unless its bundle gives some."""
+    from drafttrain.trees.parse import parse_policy, takes_classifier, takes_costs  # lazy: imports torch
+
+    if not takes_costs(tree) and not takes_classifier(tree):
+        parse_policy(tree, others=("ngram", "ngram+POLICY"))

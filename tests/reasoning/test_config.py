@@ -18,6 +18,7 @@ from tests.reasoning.toys import Scripted
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes" / "reasoning").glob("*.yaml"))
 MINIMAL = {"target": "x", "task": {"name": "gsm8k", "path": "p.jsonl"}, "out": "runs/x"}
+DRAFTER = ["--drafter", "nowhere"]
 
 
 def load(values, tmp_path, *overrides):
@@ -93,6 +94,9 @@ def test_every_key_is_explained():
         (["--scheduler.drafting", "none"], "scheduler.drafting: must be one of each, joined, got none"),
         (["--thoughts", "many"], "thoughts: must be a whole number, got many"),
         (["--tree", "chain"], "tree: must be null or ngram without a drafter, got chain"),
+        ([*DRAFTER, "--tree", "drawn:k_config=2-0"], "tree 'drawn:k_config=2-0': k_config: "),
+        ([*DRAFTER, "--tree", "ngram+chain:length=x"], "tree 'chain:length=x': length: must be int, got 'x'"),
+        ([*DRAFTER, "--tree", "chains"], "there is no policy 'chains'; did you mean chain?"),
         (["--thougts", "3"], "unknown key thougts; did you mean thoughts?"),
         (["--verifier", "one"], "unknown key verifier; did you mean scheduler.verifier?"),
         (["--corpus.max_length", "3"], "unknown key corpus; "),
@@ -102,6 +106,13 @@ def test_wrong_values_are_refused_by_their_key(words, message, tmp_path):
     with pytest.raises(UserError) as error:
         load(MINIMAL, tmp_path, *words)
     assert message in str(error.value) and "recipe.yaml" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "tree", ["timed", "ngram+pct", "c2t", "ngram", "ngram+chain:length=2", "drawn:k_config=2-1"]
+)
+def test_trees_that_a_bundle_may_have_are_read_with_it(tree, tmp_path):
+    assert load(MINIMAL, tmp_path, *DRAFTER, "--tree", tree).tree == tree
 
 
 def test_missing_keys(tmp_path):
