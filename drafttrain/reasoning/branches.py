@@ -19,6 +19,10 @@ PATIENCE = 300.0  # seconds without a new draft or verification after which a ru
 POLL = 0.2  # seconds between wake-ups of waiting threads, so that they notice Ctrl-C
 
 
+class HangingWorker(RuntimeError):
+    """Raised where a run waits for a worker thread that makes no progress."""
+
+
 @dataclass(eq=False)
 class Branch:
     """A sequence that is being decoded.
@@ -137,7 +141,7 @@ class Rounds:
         """Remove and return the first branch of a queue, or all; wait for one. Empty once closed.
 
         Raises:
-            RuntimeError: no branch has been queued for `patience` seconds.
+            HangingWorker: no branch has been queued for `patience` seconds.
         """
         with self.changed:
             waited, seen = 0.0, self.changes
@@ -146,7 +150,7 @@ class Rounds:
                 waited = waited + POLL if seen == self.changes else 0.0
                 seen = self.changes
                 if waited > patience:
-                    raise RuntimeError(f"no draft and no verdict for {patience:.0f} s: a worker hangs")
+                    raise HangingWorker(f"no draft and no verdict for {patience:g} s: a worker hangs")
             if self.closed:
                 return []
             taken = list(queue) if everything else [queue[0]]

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from drafttrain.utils.locks import locked
 
 if TYPE_CHECKING:
     from drafttrain.reasoning.config import ReasonConfig
-    from drafttrain.reasoning.interface import Generate
+    from drafttrain.reasoning.interface import Answer, Call, Generate, Then
 
 PREFIX_TOKENS = 8192  # tokens of prompts whose KV cache is kept
 
@@ -101,8 +101,10 @@ def scheduled(config: "ReasonConfig") -> "Generate":
     """Load target and drafter, and return a function that decodes calls as set in `config.scheduler`."""
     from drafttrain.decoder import SpeculativeDecoder
     from drafttrain.inference.proposer import NoProposer
+    from drafttrain.reasoning.branches import HangingWorker
     from drafttrain.reasoning.scheduler import ScheduledDecoder
     from drafttrain.target_lm.loading import load_for_decoding
+    from drafttrain.utils.errors import UserError
 
     if config.drafter is not None:
         loaded = SpeculativeDecoder.from_pretrained(
@@ -113,4 +115,15 @@ def scheduled(config: "ReasonConfig") -> "Generate":
     else:
         loaded = SpeculativeDecoder(load_for_decoding(config.target, dtype=config.dtype), NoProposer())
     prefixes = PREFIX_TOKENS if config.prefixes else 0
-    return ScheduledDecoder(loaded.target, loaded.proposer, config.scheduler, prefixes).answer
+    decoder = ScheduledDecoder(loaded.target, loaded.proposer, config.scheduler, prefixes)
+
+    def answer(calls: Sequence["Call"], then: "Then") -> list["Answer"]:
+        try:
+            return decoder.answer(calls, then)
+        except HangingWorker as error:
+            raise UserError(
+                f"scheduler.overlap: must be false here, got {config.scheduler.overlap} ({error}); "
+                "repeat the command with --scheduler.overlap false, it continues the run"
+            ) from error
+
+    return answer

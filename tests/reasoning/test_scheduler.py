@@ -31,7 +31,7 @@ from drafttrain.kernels import team
 from drafttrain.kernels.linear import is_available
 from drafttrain.reasoning import prefixes as prefix_store
 from drafttrain.reasoning import scheduler
-from drafttrain.reasoning.branches import Branch, Pace, Rounds
+from drafttrain.reasoning.branches import Branch, HangingWorker, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.interface import Call
 from drafttrain.reasoning.prefixes import PrefixStore
@@ -399,6 +399,30 @@ def test_a_hanging_worker_is_noticed(monkeypatch):
     rounds = Rounds()
     with pytest.raises(RuntimeError, match="a worker hangs"):
         rounds.take(rounds.ready, everything=False, patience=0.3)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.overlap], ids=name)
+def test_a_worker_that_blocks_ends_the_run(loaded, way, monkeypatch):
+    """In time, although it holds the only core that others wait for; once it goes on, all threads end."""
+    take, call, released = Rounds.take, scheduler.propose_many, threading.Event()
+    monkeypatch.setattr("drafttrain.reasoning.branches.POLL", 0.05)
+    monkeypatch.setattr(Rounds, "take", lambda *given, **more: take(*given, **{"patience": 0.3} | more))
+    monkeypatch.setattr(ScheduledDecoder, "_threads", lambda self: (1, 1))
+    monkeypatch.setattr(scheduler, "propose_many", lambda *given: released.wait(60) and call(*given))
+    proposer, config = proposer_of(loaded, "chain:length=2"), replace(way, sequences=3)
+    decoder = ScheduledDecoder(loaded.target, proposer, config)
+    before, started = set(threading.enumerate()), time.monotonic()
+    try:
+        with pytest.raises(HangingWorker, match=r"no draft and no verdict for 0\.3 s: a worker hangs"):
+            decoder.decode(requests(0.0, 3), stop=())
+        assert time.monotonic() - started < 20
+        crew = set(threading.enumerate()) - before
+        assert len(crew) == (1 if way.drafting == "joined" else 3)
+    finally:
+        released.set()
+    for worker in crew:
+        worker.join(20)
+    assert not any(worker.is_alive() for worker in crew)
 
 
 def test_idle_workers_wait_for_as_long_as_a_verdict_takes(loaded, monkeypatch):

@@ -1,11 +1,13 @@
 """`drafttrain reason` on tiny targets: traces, pages, sums, resuming, and mistakes in one line."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.kernels.linear import is_available
+from drafttrain.reasoning.branches import Rounds
 from drafttrain.reasoning.scheduler import ScheduledDecoder
 from drafttrain.run import cli
 from drafttrain.self_draft.proposer import SelfDraft
@@ -123,6 +125,24 @@ def test_a_warning_is_one_line(words, capsys):
     assert "UserWarning" not in error and "scheduler.py" not in error
     assert line.startswith("drafttrain: warning: scheduler.threads: must add up to at most ")
     assert line.endswith(" cores, got 9 and 9; they will wait for each other")
+
+
+def test_a_worker_that_hangs_is_an_error_in_one_line(words, tiny_bundle, monkeypatch, capsys):
+    take, released = Rounds.take, threading.Event()
+    monkeypatch.setattr(Rounds, "take", lambda *given, **more: take(*given, **{"patience": 0.3} | more))
+    monkeypatch.setattr("drafttrain.reasoning.scheduler.propose_many", lambda *given: released.wait(60))
+    drafts = ["--drafter", str(tiny_bundle), "--tree", "chain:length=2"]
+    try:
+        assert cli.main(words("writing", *drafts, "--scheduler.overlap", "true")) == 2
+    finally:
+        released.set()
+    error = capsys.readouterr().err
+    [line] = [line for line in error.splitlines() if "worker" in line]
+    assert line == (
+        "drafttrain: scheduler.overlap: must be false here, got True (no draft and no verdict for 0.3 s: a "
+        "worker hangs); repeat the command with --scheduler.overlap false, it continues the run"
+    )
+    assert "Traceback" not in error
 
 
 def test_keys(capsys):
