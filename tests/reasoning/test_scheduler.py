@@ -1098,6 +1098,18 @@ def test_a_prompt_longer_than_the_store_is_not_kept(loaded):
     assert store.shared == 2 * 3  # what both begin with
 
 
+def test_the_oldest_prompts_make_room_for_a_new_one(loaded):
+    """A prompt that is asked for again is a new one."""
+    store = PrefixStore(loaded.target, NoProposer(), 12)
+    a, b, c, d, long = [10] * 4, [20] * 4, [30] * 4, [40] * 4, [50] * 8
+    kept = []
+    for prompt in (a, b, c, a, d, b, long):
+        begin(store, [prompt], [60], [accept_greedy], [NoProposer()])
+        kept.append([one.tokens for one in store.kept])
+    assert kept == [[a], [a, b], [a, b, c], [b, c, a], [c, a, d], [a, d, b], [b, long]]
+    assert store.shared == len(a)  # b had been dropped when it was asked for again
+
+
 def test_a_kept_prompt_holds_no_memory_of_the_others(loaded):
     """Prompts that were encoded in one forward have rows of common tensors."""
     store, n = PrefixStore(loaded.target, NoProposer(), 8192), len(FAMILY)
