@@ -277,35 +277,42 @@ def test_scheduled_draws_have_the_targets_distribution(k_config, tokens, way, ki
     assert ((counts - expected) ** 2 / expected).sum() < chi2.isf(1e-4, tokens * (tokens - 1))
 
 
-class Order(Pace):
-    """Lets drafts reach the queue in given orders, one order after the other."""
+def queued_in_order(numbers, put):
+    """Return a `Rounds.put` that lets drafts reach the queue in the order of these numbers, then in any."""
+    waiting, turn = list(numbers), threading.Condition()
 
-    def __init__(self, orders):
-        self.waiting = [number for order in orders for number in order]
-        self.turn = threading.Condition()
+    def put_in_turn(rounds, queue, branches):
+        if queue is not rounds.ready:
+            put(rounds, queue, branches)
+            return
+        [number] = [branch.row.number for branch in branches]
+        with turn:  # held until the draft is queued, or the next one might get there first
+            turn.wait_for(lambda: waiting[:1] in ([], [number]), 60)
+            put(rounds, queue, branches)
+            if number in waiting:
+                waiting.remove(number)
+            turn.notify_all()
 
-    def drafted(self, began, branches):
-        [branch] = branches
-        number = branch.row.number
-        with self.turn:
-            assert self.turn.wait_for(lambda: number not in self.waiting or self.waiting[0] == number, 10)
-            if number in self.waiting:
-                self.waiting.remove(number)
-            self.turn.notify_all()
+    return put_in_turn
 
 
 @pytest.mark.parametrize("verifier", ["one", "batched"])
 @pytest.mark.parametrize("kind", ["chain:length=3", DRAWN])
-def test_texts_are_the_same_in_every_order_of_arrival(loaded, kind, verifier):
+def test_texts_are_the_same_in_every_order_of_arrival(loaded, kind, verifier, monkeypatch):
     asked = requests(1.0, 3)[:2] + requests(1.0, 4)[3:]
     expected = texts(loaded.target, proposer_of(loaded, kind), asked)
     config = scheduling(verifier, "each", sequences=3, overlap=True, threads=(1, 3))
+    put = Rounds.put
     for order in itertools.permutations(range(3)):
+        forced = [*order, *order[::-1]]
+        monkeypatch.setattr(Rounds, "put", queued_in_order(forced, put))
+        decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, kind), config)
         with pytest.warns(UserWarning, match="threads: must add up to"):
-            found = texts(
-                loaded.target, proposer_of(loaded, kind), asked, config, pace=Order([order, order[::-1]])
-            )
-        assert found == expected
+            branches = decoder.decode(asked, stop=())
+        assert [branch.row.output for branch in branches] == expected
+        verdicts = [span.sequences for span in decoder.timeline.spans if span.what == "verify"]
+        assert list(itertools.chain(*verdicts))[: len(forced)] == forced
+        assert verifier == "batched" or {len(numbers) for numbers in verdicts} == {1}
 
 
 def test_texts_are_the_same_with_random_delays(loaded):
