@@ -104,7 +104,7 @@ def scheduled(config: "ReasonConfig") -> "Generate":
     from drafttrain.reasoning.branches import HangingWorker
     from drafttrain.reasoning.scheduler import ScheduledDecoder
     from drafttrain.target_lm.loading import load_for_decoding
-    from drafttrain.utils.errors import UserError
+    from drafttrain.utils.errors import UserError, brief
 
     if config.drafter is not None:
         loaded = SpeculativeDecoder.from_pretrained(
@@ -122,7 +122,7 @@ def scheduled(config: "ReasonConfig") -> "Generate":
             return decoder.answer(calls, then)
         except HangingWorker as error:
             raise UserError(
-                f"scheduler.overlap: must be false here, got {config.scheduler.overlap} ({error}); "
+                f"scheduler.overlap: must be false here, got {config.scheduler.overlap} ({brief(error)}); "
                 "repeat the command with --scheduler.overlap false, it continues the run"
             ) from error
 
