@@ -181,13 +181,13 @@ class Ranks:
                 "by an error; close it, or start the program again"
             )
         limit = datetime.timedelta(seconds=timeout_s)
-        with lost_ranks(rank, "join the others"):
+        host, port = (os.environ.get(f"MASTER_{name}") for name in ("ADDR", "PORT"))
+        with lost_ranks(rank, f"join the others at {host}:{port}"):
             try:
                 dist.init_process_group("gloo", "env://", limit, world_size, rank)
             except RuntimeError as error:
                 if "EADDRINUSE" not in str(error):
                     raise
-                port = os.environ.get("MASTER_PORT")
                 raise UserError(
                     f"MASTER_PORT: must be a free port, got {port}, which is in use; name another, or start "
                     "again"

@@ -49,6 +49,9 @@ def pipeline_options(parser: argparse.ArgumentParser) -> None:
 
 def pipeline(args: argparse.Namespace) -> int | None:
     """Decode with a target that is spread over processes."""
+    # read when torch is imported, here and in the ranks: else it prints its retries and C++ frames before
+    # the line of a lost connection
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from drafttrain.run.recipe import load_settings
 
     chosen = [name for name in ("simulate", "calibrate", "dry_run") if name in args]

@@ -309,3 +309,16 @@ def test_ranks_with_other_files_end(words, tiny_target_folder, tiny_bundle, tmp_
     for lines in found:
         assert f"{other}: must be the same at all ranks, got others at rank 1 than at rank 0; start" in lines
     assert "Traceback" not in found[0] + found[1]
+
+
+def test_an_unreachable_host_is_one_line(words):
+    """Without torch's warnings and C++ frames, which are dozens of lines."""
+    port = "29511"  # nobody listens there, as there is no such host
+    place = {"MASTER_ADDR": "nosuch.invalid", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words, "--timeout_s", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment | place, timeout=300)
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 1 and not done.stdout
+    assert line.startswith("drafttrain: rank 1: lost a connection while it waited to join the others at ")
+    assert f" at nosuch.invalid:{port} (timed out); see what the other ranks say" in line
