@@ -1,11 +1,14 @@
-"""Checks that a log of tasks obeys the paper's rules: the dependencies of Appendix B (Algorithm 4), and that
-no node is in two transfers at once (Appendix A, Algorithms 2 and 3).
+"""Checks that a log of tasks obeys the paper's rules: the dependencies of Appendix B (Algorithm 4, whose
+numbers [1] to [12] are in comments), and that no node is in two transfers at once (Appendix A, Algorithms 2
+and 3).
 
 The ranks here follow a fixed order in place of the paper's schedulers. One dependency is weaker: after a
 token the paper waits until all nodes have synchronized, (V, finish, all, seq). Here, with all ranks in one
 process, a node waits until all have computed and it has synchronized itself, as it reads nothing that others
 change while they synchronize. Over a network it waits for the last stage, which sends the token, and for its
-input, but not for slower nodes.
+input, but not for slower nodes. So (V, finish, node, seq) is needed only by the node itself. Where the
+drafter is beside a stage, that of the stage is for both; the drafter cuts its tree after it, in the time
+of the transfers.
 
 That no node is in two transfers at once is checked only for ranks in one process. Over a network the log of a
 send ends when it is posted, and messages arrive while the rank computes, before it asks for them: gloo does
@@ -47,6 +50,8 @@ class _Log:
         self.computing = {(task.what, task.node, task.seq): task for task in tasks if task.kind == "C"}
         self.sent = {(task.what, task.seq): task for task in tasks if task.kind == "send"}
         self.received = {(task.what, task.seq): task for task in tasks if task.kind == "receive"}
+        self.ended = {(task.node, task.seq): task for task in tasks if task.kind == "V"}
+        self.drafter_ends = 0 if any(node == 0 for node, _ in self.ended) else 1  # node of its V tasks
         self.finished: dict[int, float] = {}  # timestep -> when the nodes that others wait for had computed
         for task in tasks:
             if task.kind == "C" and task.what == "dec" and (not over_network or task.node == self.n):
@@ -60,13 +65,17 @@ class _Log:
                 f"transfers: sent and received must be the same, got one half of {sorted(keys)}"
             )
         for (what, node, seq), task in self.computing.items():
-            if what == "pre":
+            if what == "pre":  # [1], [2]
                 self._needs(task, node > 1 and ("transfer", node - 1, 0))
             elif what == "dec":
                 self._decoding(task, node, seq)
-            else:  # sync: the token is known once the last stage has computed
+            else:  # sync, [9]: the token is known once the last stage has computed
                 self._needs(task, ("computing", self.n, seq))
-                self._needs(task, (("dec", node, seq) in self.computing) and ("computing", node, seq))
+                self._needs_own(task, node, seq, "dec")
+        for (node, seq), task in self.ended.items():
+            self._needs_own(task, node, seq, "dec")  # [10]
+            if node > 0:  # [11]
+                self._needs_own(task, node, seq, "sync")
         for (source, seq), task in self.sent.items():
             self._transfer(task, source, seq)
         if not self.over_network:
@@ -74,12 +83,16 @@ class _Log:
         return self.found
 
     def _decoding(self, task: Task, node: int, seq: int) -> None:
-        if seq <= self.beside:
-            self._needs(task, node > 0 and ("computing", node, 0, "pre"))
-        elif seq > 1:  # [5], [8], [12]
-            if not self.over_network or seq - 1 in self.finished:  # else nothing had come to the last stage
-                self._after(task, self.finished.get(seq - 1), f"(V, finish, all, {seq - 1})")
-            self._needs(task, ("sync", node, seq - 1) in self.computing and ("own", node, seq - 1, "sync"))
+        if seq == 1 or seq <= self.beside:
+            self._needs(task, ("computing", node, 0, "pre"))  # [3], of nodes 0 and 1
+        if seq == 1 and not self.beside:
+            self._needs(task, ("computing", self.n, 0, "pre"))  # [3]: which the last node schedules
+        if seq > 1:  # [5], [8], [12]
+            self._needs(task, ("ended", node or self.drafter_ends, seq - 1))
+            self._needs_own(task, node, seq - 1, "sync")
+        if seq > max(self.beside, 1) and (not self.over_network or seq - 1 in self.finished):
+            # over a network: else nothing had come to the last stage
+            self._after(task, self.finished.get(seq - 1), f"(V, finish, all, {seq - 1})")
         if node == 0:
             return
         if node - 1 in self.ends or node == 1:  # first of its group: sent after the previous timestep
@@ -89,12 +102,25 @@ class _Log:
             self._needs(task, ("transfer", node - 1, seq))
 
     def _transfer(self, task: Task, source: int, seq: int) -> None:
-        if source == 0:
+        if (received := self.received.get((source, seq))) is not None and received.end < task.start:
+            self.found.append(
+                f"(T, {source}, {source + 1}, {seq}): must be received after it is sent, got "
+                f"{received.end:.6f} before {task.start:.6f}"
+            )
+        if source == 0:  # [8], [12]: a layer may be from an earlier timestep, without drafting in this one
+            for what in ("dec", "sync"):
+                self._needs_own(task, 0, seq, what)
+            self._needs(task, seq == 0 and ("computing", 0, 0, "pre"))
             return
         what = "pre" if seq == 0 else "dec"
-        self._needs(task, ("computing", source, seq, what))
-        if source in self.ends and ("sync", source, seq) in self.computing:  # [12]: what is left is sent
-            self._needs(task, ("computing", source, seq, "sync"))
+        self._needs(task, ("computing", source, seq, what))  # [2], [4], [8]
+        if source in self.ends:  # [12]: what is left is sent
+            self._needs_own(task, source, seq, "sync")
+
+    def _needs_own(self, task: Task, node: int, seq: int, what: str) -> None:
+        """Require a task to begin after one of its node, if the node had that one to do."""
+        if (what, node, seq) in self.computing:
+            self._needs(task, ("computing", node, seq, what))
 
     def _needs(self, task: Task, need: tuple | bool) -> None:
         if not need:
@@ -103,6 +129,8 @@ class _Log:
         if kind == "transfer":
             before = self.received.get((node, seq))
             name = f"(T, {node}, {node + 1}, {seq})"
+        elif kind == "ended":
+            before, name = self.ended.get((node, seq)), f"(V, finish, {node}, {seq})"
         else:
             key = (what[0] if what else "dec", node, seq)
             before, name = self.computing.get(key), f"(C, {', '.join(map(str, key))})"
@@ -112,7 +140,7 @@ class _Log:
         where = f"({task.kind}, {task.what}, {task.node}, {task.seq})"
         if end is None:
             self.found.append(f"{where}: needs {name}, which is not there")
-        elif task.start < end and not (task.kind == "receive"):
+        elif task.start < end:
             self.found.append(f"{where}: must begin after {name}, got {task.start:.6f} before {end:.6f}")
 
     def _one_transfer_at_a_time(self) -> None:

@@ -76,7 +76,9 @@ def _tree(
         return None
     state = me.drafter.new_state(1, me.room)
     with me.device:
+        started = me.clock()
         me.drafter.update(state, prompt[None], tapped[None], torch.tensor([len(prompt)]))
+        me.done("C", "pre", 0, 0, started)
     own = me.drafter, state, root, request.width, request.children
     if request.best_first:
         from drafttrain.pipeline.best_first import BestFirstTree  # which the paper does not have

@@ -309,15 +309,25 @@ def test_the_logs_keep_the_papers_rules(members, whole, texts, prompts, alone, g
     tasks = [task for log in logs for task in log]
     assert {task.kind for task in tasks} == {"C", "send", "receive", "V", "own"}
     sent = {(task.what, task.seq) for task in tasks if task.kind == "send"}
+    computing = {task[1:4]: task for task in tasks if task.kind == "C"}
+    assert {("pre", node, 0) for node in range(5)} < computing.keys()
     for task in tasks:
+        kind, what, node, seq, *_ = task
         without = [[other for other in log if other is not task] for log in logs]
-        early = [[other._replace(start=-1.0) if other is task else other for other in log] for log in logs]
-        is_source = task.what == "dec" and 0 < task.node and (task.node, task.seq) in sent
-        if task.kind in ("send", "receive") or is_source:  # others need it
+        early = [
+            [other._replace(start=-2.0, end=-1.0) if other is task else other for other in log]
+            for log in logs
+        ]
+        is_source = what == "dec" and 0 < node and (node, seq) in sent
+        if kind in ("send", "receive") or is_source or what == "pre":  # others need it
             assert problems(without, groups, follows), task
-        waits = task.node or not follows or task.seq > len(groups)  # a drafter beside the prompt need not
-        if task.what in ("dec", "sync") and task.seq > 1 and waits:
-            assert problems(early, groups, follows), task
+        if kind == "V" and any(("dec", node, seq + 1) == other for other in computing):
+            assert problems(without, groups, follows), task
+        own = [of for of in ("dec", "sync") if (of, node, seq) in computing]
+        waits = what in ("dec", "sync") or kind in ("send", "receive") or (what == "pre" and node > 1)
+        if waits or (kind == "V" and ("dec" in own or (node and own))):
+            for over_network in (False, True):
+                assert problems(early, groups, follows, over_network), task
     sends = sorted((task.start, task) for task in tasks if (task.kind, task.what) == ("send", 1))
     for (_, task), (begin, _) in itertools.pairwise(sends):  # the first stage still sends as it sends again
         late = [[one._replace(end=begin + 0.5) if one is task else one for one in log] for log in logs]
