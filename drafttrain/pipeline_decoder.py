@@ -126,8 +126,10 @@ class PipelineDecoder:
         # upper bound, states in fp32; a message is timed by its real size
         link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 4 * self.hidden_size)
         self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
-        self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
         try:
+            # before loading, which takes long, and with other settings fails at some ranks and not at others
+            self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
+            self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
             self.me = load_member(config, self.place, self.dtype, self.rank, self.room)
         except UserError:
             self.ranks.leave()
@@ -168,12 +170,11 @@ class PipelineDecoder:
         return cut(self.config, load_config(self.place).get_text_config())
 
     def _compare(self) -> None:
-        """Check that all ranks have the same recipe, versions, models and prompts: hosts may differ in them.
+        """Check that all ranks have the same models and prompts: hosts may differ in them.
 
         Raises:
             UserError: something differs.
         """
-        self.ranks.agree("recipe and versions", fingerprint([asdict(self.config), versions()]))
         for what, (folder, weights) in folders_of(self.config, self.place).items():
             self.ranks.agree(f"config of the {what}", fingerprint(read_json(folder / "config.json")))
             self.ranks.agree(f"weights of the {what}", sample_hash(folder, weights))

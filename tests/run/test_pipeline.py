@@ -322,3 +322,39 @@ def test_an_unreachable_host_is_one_line(words):
     assert done.returncode == 1 and not done.stdout
     assert line.startswith("drafttrain: rank 1: lost a connection while it waited to join the others at ")
     assert f" at nosuch.invalid:{port} (timed out); see what the other ranks say" in line
+
+
+def test_ranks_with_other_recipes_end_before_they_load(words, tiny_target_folder, tmp_path):
+    """Here there are no weights, which loading would report."""
+    import socket
+
+    target = shutil.copytree(tiny_target_folder, tmp_path / "target")
+    for weights in target.glob("*.safetensors*"):
+        weights.unlink()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    more = ["--target", str(target), "--timeout_s", "240"]  # for starts that take long
+    command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words, *more]
+    ranks = [
+        subprocess.Popen(
+            [*command, "--width", str(4 + rank)],
+            env={**place, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            [line] = rank.communicate(timeout=300)[1].splitlines()
+            assert line == (
+                "drafttrain: recipe and versions: must be the same at all ranks, got others at rank 1 than "
+                "at rank 0; start all ranks with the same recipe, files and versions"
+            )
+            assert rank.returncode == 2
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
