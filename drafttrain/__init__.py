@@ -23,6 +23,8 @@ _HOMES = {
     "PipelineConfig": "drafttrain.pipeline.config",
     "PipelineDecoder": "drafttrain.pipeline_decoder",
     "SamplingParams": "drafttrain.inference.params",
+    "SimulateConfig": "drafttrain.pipeline.config",
+    "simulate": "drafttrain.run.simulate",
     "SpeculativeDecoder": "drafttrain.decoder",
 }
 __all__ = list(_HOMES)

@@ -253,3 +253,12 @@ def test_functions_that_the_metrics_page_names_are_there():
     for row in re.findall(r"^\| `\w+` \|.*\| ([^|]*) \|$", first, re.MULTILINE):
         for name in re.findall(r"`([\w.]+)`", row):
             assert f"def {name.removeprefix('DecodeStats.')}(" in stats, name
+
+
+@pytest.mark.usefixtures("smollm2")
+def test_the_simulation_of_the_pipelines_page_runs(monkeypatch, capsys):
+    """The page's other program is for torchrun."""
+    monkeypatch.chdir(ROOT)
+    [text] = [text for text in blocks(ROOT / "docs" / "pipeline.md", "python") if "simulate(" in text]
+    exec(compile(text, "pipeline.md", "exec"), {})
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["4 stages", "14 stages"]

@@ -246,7 +246,7 @@ class SimulateConfig:
         costs: costs.json of `drafttrain pipeline --calibrate`, in place of target_ms, draft_ms and sync_ms;
             the sum of its stages is the whole target, and `link` is added to its messages. null: none.
         threads: number of threads for measurements on this machine.
-        out: folder of the results.
+        out: folder of the results. null: they are only returned to a program.
     """
 
     target: str
@@ -268,7 +268,7 @@ class SimulateConfig:
     sync_ms: float = setting(0.5, ge=0)
     costs: str | None = None
     threads: int = setting(1, ge=1)
-    out: str
+    out: str | None = None
 
     def check(self) -> None:
         """Validate all sections.

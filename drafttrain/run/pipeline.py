@@ -59,9 +59,9 @@ def pipeline(args: argparse.Namespace) -> int | None:
         first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
         raise UserError(f"{first}: must not be given beside {second}; run one after the other")
     if "simulate" in args:
-        from drafttrain.run.simulate import simulate
+        from drafttrain.run.simulate import simulate_recipe
 
-        return simulate(args.recipe, args.overrides)
+        return simulate_recipe(args.recipe, args.overrides)
     config = load_settings(PipelineConfig, args.recipe, args.overrides)
     if "dry_run" in args:
         return show_plan(config)

@@ -1,9 +1,10 @@
-"""`drafttrain pipeline --simulate`: how fast a pipeline would be, by the number of its stages."""
+"""`drafttrain pipeline --simulate` and `drafttrain.simulate`: how fast a pipeline would be, by the number of
+its stages."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drafttrain.pipeline.config import SimulateConfig
 from drafttrain.utils.errors import UserError
@@ -12,34 +13,58 @@ from drafttrain.utils.locks import locked
 if TYPE_CHECKING:
     from drafttrain.drafters.model import DraftModel
     from drafttrain.pipeline.measure import PipelineCosts
+    from drafttrain.pipeline.outlook import Row
     from drafttrain.target_lm.model import FrozenTarget
     from drafttrain.trees.costs import CostCurve
 
 CONTEXT, ROUNDS = 256, 7  # tokens of context and rounds of the timings that are measured here
 
 
-def simulate(recipe: str, overrides: Sequence[str]) -> None:
-    """Count the hits of pipelines and simulate their speed; print a table by the number of stages.
+def simulate_recipe(recipe: str, overrides: Sequence[str]) -> None:
+    """Simulate pipelines by a recipe: print a table by the number of stages, and write its rows to `out`.
 
     Raises:
         UserError: recipe, target, drafter or prompts cannot be used.
     """
+    from drafttrain.pipeline.outlook import as_table
     from drafttrain.run.recipe import load_settings
+    from drafttrain.utils.writing import write_json
 
     config = load_settings(SimulateConfig, recipe, overrides)
+    if config.out is None:
+        raise UserError(f"{recipe}: out: must be set, got null; name a folder")
     with locked(config.out):
-        _simulate(config)
+        rows, inputs = _simulate(config)
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        found = {**inputs, "rows": [asdict(row) for row in rows]}
+        write_json(Path(config.out) / "simulation.json", found)
+        print(as_table(rows))
 
 
-def _simulate(config: SimulateConfig) -> None:
+def simulate(config: SimulateConfig) -> list["Row"]:
+    """Count the hits of pipelines and simulate their speed.
+
+    Returns:
+        seconds per token in each mode and the hits, for each number of stages in the config. Nothing is
+        written to `out`.
+
+    Raises:
+        UserError: a setting is out of range, or target, drafter or prompts cannot be used.
+    """
+    config.check()
+    rows, _ = _simulate(config)
+    return rows
+
+
+def _simulate(config: SimulateConfig) -> tuple[list["Row"], dict[str, Any]]:
+    """Return the rows of `simulate`, and what they were computed from: machine, costs and settings."""
     import torch
 
     from drafttrain.data.prompts import read_prompts
     from drafttrain.inference.params import SamplingParams
     from drafttrain.kernels.machine import describe_machine
-    from drafttrain.pipeline.outlook import as_table, known_texts, machines, outlook, sent_bytes
+    from drafttrain.pipeline.outlook import known_texts, machines, outlook, sent_bytes
     from drafttrain.pipeline.simulate import Link
-    from drafttrain.utils.writing import write_json
 
     prompts = read_prompts(config.prompts, config.limit)
     target, drafter = _load(config)
@@ -62,11 +87,7 @@ def _simulate(config: SimulateConfig) -> None:
     curves = {
         name: [list(curve.sizes), list(curve.seconds)] for name, curve in zip(("target", "draft"), costs)
     }
-    found = {"machine": machine, "curves": curves, "recipe": asdict(config)}
-    found["rows"] = [asdict(row) for row in rows]
-    Path(config.out).mkdir(parents=True, exist_ok=True)
-    write_json(Path(config.out) / "simulation.json", found)
-    print(as_table(rows))
+    return rows, {"machine": machine, "curves": curves, "recipe": asdict(config)}
 
 
 def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:

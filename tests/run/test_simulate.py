@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+import drafttrain
 from drafttrain.kernels.build import variant
 from drafttrain.pipeline import outlook
+from drafttrain.pipeline.config import SimulateConfig
 from drafttrain.pipeline.outlook import Row, as_table
 from drafttrain.run.cli import main
+from drafttrain.run.recipe import load_settings
 from drafttrain.run.simulate import read_costs
 from drafttrain.target_lm.loading import load_target
 from drafttrain.utils.errors import UserError
@@ -154,3 +158,16 @@ def test_prompts_at_a_time_fill_the_stages(words, tmp_path):
     one, three = rows
     assert three["pp"] == pytest.approx(one["pp"] / 3, rel=0.1) and three["stpp"] < one["stpp"]
     assert three["pipedec"] == pytest.approx(one["pipedec"]) and three["single"] == one["single"]
+
+
+def test_a_program_gets_the_rows_of_the_command(words, tmp_path, capsys):
+    assert main(["pipeline", "--simulate", *words]) == 0
+    found = json.loads((tmp_path / "out" / "simulation.json").read_text())
+    settings = replace(load_settings(SimulateConfig, words[0], words[1:]), out=None)
+    rows = drafttrain.simulate(settings)
+    assert json.loads(json.dumps([asdict(row) for row in rows])) == found["rows"]
+    assert as_table(rows) in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"stages: must have at least one number, got \[\]"):
+        drafttrain.simulate(replace(settings, stages=[]))
+    assert main(["pipeline", "--simulate", *words, "--out", "null"]) == 2
+    assert "out: must be set, got null; name a folder" in capsys.readouterr().err
