@@ -69,6 +69,46 @@ def test_trees_and_rows(small, small_lm, make_target):
     check(drafter.select_rows(state, torch.tensor([1])), [1])
 
 
+@pytest.mark.parametrize("native", [False, True])
+@torch.no_grad()
+def test_pruning_keeps_the_keys_of_the_nodes_that_stay(native, small_lm, make_target):
+    """The root is committed, and what stays drafts on as after a fresh text."""
+    drafter = new_drafter(make_target("llama"), DrafterConfig(kind="causal_lm", model=small_lm), IDS).eval()
+    if native:
+        drafter.pack()
+    text, root, nothing = torch.randint(3, 512, (1, 6)), torch.tensor([9]), torch.zeros(1, 6, 0)
+    state, fresh = drafter.new_state(1, 32), drafter.new_state(1, 32)
+    drafter.update(state, text, nothing, torch.tensor([6]))
+    tree = TokenTree.root_only(root)
+    drafter.expand(state, tree, torch.tensor([[0]]))
+    tree = tree.append(torch.tensor([[0, 0]]), torch.tensor([[4, 5]]), torch.zeros(1, 2))
+    drafter.expand(state, tree, torch.tensor([[1, 2]]))
+    tree = tree.append(torch.tensor([[1, 2, 2]]), torch.tensor([[6, 7, 8]]), torch.zeros(1, 3))
+    drafter.expand(state, tree, torch.tensor([[3, 4, 5]]))
+    before, keep = state.cache.kv.clone(), torch.tensor([2, 4, 5])  # what is below the second child
+    drafter.prune(state, root, nothing[:, 0], keep)
+    drafter.update(fresh, torch.cat([text, root[None]], 1), torch.zeros(1, 7, 0), torch.tensor([7]))
+    assert state.cache.lengths.tolist() == fresh.cache.lengths.tolist() == [7]
+    kept = state.cache.kv
+    torch.testing.assert_close(kept[..., :7, :], fresh.cache.kv[..., :7, :], atol=1e-4, rtol=1e-4)
+    assert torch.equal(kept[..., 7:10, :], before[..., 6 + keep, :])
+
+    left = TokenTree.root_only(torch.tensor([5]))
+    drafter.expand(fresh, left, torch.tensor([[0]]))
+    left = left.append(torch.tensor([[0, 0]]), torch.tensor([[7, 8]]), torch.zeros(1, 2))
+    drafter.expand(fresh, left, torch.tensor([[1, 2]]))
+    left = left.append(torch.tensor([[2]]), torch.tensor([[10]]), torch.zeros(1, 1))
+    found, expected = (drafter.expand(one, left, torch.tensor([[3]])) for one in (state, fresh))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+    for one in (state, fresh):  # a miss: nothing stays
+        drafter.prune(one, torch.tensor([5]), nothing[:, 0], torch.zeros(0, dtype=torch.long))
+    root = TokenTree.root_only(torch.tensor([11]))
+    found, expected = (drafter.expand(one, root, torch.tensor([[0]])) for one in (state, fresh))
+    assert state.cache.lengths.tolist() == fresh.cache.lengths.tolist() == [8]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_saves_loads_and_merges_adapters(small_lm, make_target, tmp_path):
     target = make_target("llama")
     config = DrafterConfig(kind="causal_lm", model=small_lm, lora_rank=2)

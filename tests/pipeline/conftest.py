@@ -13,18 +13,23 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from drafttrain.inference.acceptance import rule_for
+from drafttrain.inference.decode import decode_all
+from drafttrain.inference.proposer import NoProposer
 from drafttrain.pipeline.member import Layout, Member
 from drafttrain.pipeline.part import TargetPart, load_part
 from drafttrain.pipeline.stage import Stage
 from drafttrain.target_lm.model import FrozenTarget
 from tests.conftest import tiny_model, tiny_tokenizer
+from tests.pipeline.local import GREEDY, NEW
 
 ROOM = 128
 
 
 @pytest.fixture(scope="session")
 def folders(tiny_llama, tiny_qwen2, tmp_path_factory) -> dict[str, Path]:
-    """Folders of tiny targets by family; Mistral's sees 6 positions, the deep one has five blocks."""
+    """Folders of tiny targets by family; Mistral's sees 6 positions, the deep one has five blocks, the short
+    one has positions for a prompt of 9 tokens and `NEW` more."""
     tokenizer = tiny_tokenizer()
 
     class Windowed(MistralConfig):
@@ -35,9 +40,14 @@ def folders(tiny_llama, tiny_qwen2, tmp_path_factory) -> dict[str, Path]:
         def __init__(self, **settings):
             super().__init__(**{**settings, "num_hidden_layers": 5})
 
+    class Short(LlamaConfig):
+        def __init__(self, **settings):
+            super().__init__(**{**settings, "max_position_embeddings": 9 + NEW})
+
     models = {
         "llama": tiny_llama[0],
         "deep": tiny_model(Deep, LlamaForCausalLM, tokenizer),
+        "short": tiny_model(Short, LlamaForCausalLM, tokenizer),
         "qwen2": tiny_qwen2[0],
         "mistral": tiny_model(Windowed, MistralForCausalLM, tokenizer),
     }
@@ -60,19 +70,38 @@ def whole(folders) -> Callable[..., FrozenTarget]:
     return load
 
 
+@pytest.fixture(scope="session")
+def texts(whole, prompts) -> Callable[..., list[int]]:
+    """Texts of plain decoding of the whole target, by family, prompt and parameters."""
+    known = {}
+
+    def write(family, number, sampling=GREEDY, new=NEW):
+        key = family, number, sampling, new
+        if key not in known:
+            rule = rule_for([sampling], draws=False)
+            target = whole(family)
+            [known[key]], _ = decode_all(target, NoProposer(), [prompts[number]], new, stop=(), accept=rule)
+        return known[key]
+
+    return write
+
+
 @pytest.fixture
 def members(folders) -> Callable[..., list[Member]]:
     """All ranks of a pipeline: `cuts` has the number of blocks of each stage, `groups` that of stages in each
-    group. The drafter is on rank 0, beside the first stage unless it is `alone`.
+    group. The drafter is on rank 0, beside the first stage unless it is `alone`. `spoil` changes the parts
+    before they are packed.
 
     Pipelines of one test that are cut alike have the same weights, and caches of their own.
     """
     known: dict[tuple, list[TargetPart]] = {}
 
-    def load(family, cuts, taps, native, dtype) -> list[TargetPart]:
+    def load(family, cuts, taps, native, dtype, spoil) -> list[TargetPart]:
         firsts = (sum(cuts[:i]) for i in range(len(cuts)))
         blocks = [range(first, first + n) for first, n in zip(firsts, cuts)]
         parts = [load_part(str(folders[family]), some, dtype, taps=taps) for some in blocks]
+        if spoil is not None:
+            spoil(parts)
         if native:
             for part in parts:
                 part.pack()
@@ -88,11 +117,12 @@ def members(folders) -> Callable[..., list[Member]]:
         alone=False,
         policy=None,
         dtype=torch.float,
+        spoil=None,
     ) -> list[Member]:
         ranks = list(range(alone, len(cuts) + alone))
         sizes = list(groups or [1] * len(cuts))
         grouped = tuple(tuple(ranks[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes)))
-        layout, key = Layout(grouped), (family, cuts, tuple(taps), native, dtype)
+        layout, key = Layout(grouped), (family, cuts, tuple(taps), native, dtype, spoil)
         if key not in known:
             known[key] = load(*key)
         parts = known[key]

@@ -9,72 +9,14 @@ import torch
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
-from drafttrain.inference.acceptance import rule_for
-from drafttrain.inference.decode import decode_all
-from drafttrain.inference.params import SamplingParams
-from drafttrain.inference.proposer import NoProposer
 from drafttrain.kernels.build import variant
 from drafttrain.pipeline.baselines import pp, slm, stpp
 from drafttrain.pipeline.check import problems
-from drafttrain.pipeline.member import Pace, Request
+from drafttrain.pipeline.member import Pace
 from drafttrain.pipeline.program import pipedec
-from drafttrain.pipeline.transport import run_locally
-from drafttrain.target_lm.cache import CACHE_ARGUMENT
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.eagle2 import Eagle2Policy
-from tests.decoding import ReplayDrafter
-
-NEW = 14  # more than twice the 6 positions that Mistral sees here
-GREEDY = SamplingParams()
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=3)
-
-
-class Replay(ReplayDrafter):
-    """Drafts what the target will write, where it is right."""
-
-    def prune(self, state, root, tapped, keep):
-        self.update(state, root[None], tapped[None], torch.ones(1, dtype=torch.long))
-
-
-def replaying(target, text, right):
-    """A drafter that is right at the positions marked in `right`."""
-    return Replay(target, [text], lambda row, position: right[position])
-
-
-@pytest.fixture(scope="module")
-def texts(whole, prompts):
-    """Texts of plain decoding of the whole target, by family, prompt and parameters."""
-    known = {}
-
-    def write(family, number, sampling=GREEDY, new=NEW):
-        key = family, number, sampling, new
-        if key not in known:
-            rule = rule_for([sampling], draws=False)
-            target = whole(family)
-            [known[key]], _ = decode_all(target, NoProposer(), [prompts[number]], new, stop=(), accept=rule)
-        return known[key]
-
-    return write
-
-
-def decode(
-    mode,
-    members,
-    prompt,
-    sampling=GREEDY,
-    width=4,
-    children=4,
-    new=NEW,
-    stop=(),
-    depth=5,
-    layers=1,
-    best_first=False,
-):
-    """Return the output at rank 0; all ranks have the same tokens."""
-    request = Request(prompt, new, stop, sampling, width, children, depth, layers, best_first)
-    outputs = run_locally([mode(member, request) for member in members])
-    assert all(output.tokens == outputs[0].tokens for output in outputs)
-    return outputs[0]
+from tests.pipeline.local import GREEDY, NEW, SAMPLED, Replay, decode, replaying
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
@@ -83,9 +25,13 @@ def test_one_token_at_a_time(members, texts, prompts, family, cuts):
     pipeline = members(family, cuts)
     for number, prompt in enumerate(prompts):
         for sampling in (GREEDY, SAMPLED):
+            expected = texts(family, number, sampling)
             found = decode(pp, pipeline, prompt, sampling)
-            assert found.tokens == texts(family, number, sampling)
+            assert found.tokens == expected
             assert found.timesteps == (NEW - 1) * len(cuts)
+        stop = expected[7]
+        ended = decode(pp, pipeline, prompt, sampling, stop=[stop])
+        assert ended.tokens == expected[: expected.index(stop) + 1]
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -224,6 +170,9 @@ def test_a_static_tree(members, whole, texts, prompts, family, cuts, policy, alo
             found = decode(stpp, pipeline, prompt, sampling, depth=policy.max_depth)
             assert found.tokens == expected and found.timesteps < len(cuts) * NEW
             assert 0 < found.hits < NEW - 2
+            stop = rng.choice(expected[1:])  # a draft, or the target's token after the path
+            ended = decode(stpp, pipeline, prompt, sampling, stop=[stop], depth=policy.max_depth)
+            assert ended.tokens == expected[: expected.index(stop) + 1]
 
 
 def test_five_stages(members, whole, texts, prompts):
@@ -403,32 +352,3 @@ def test_a_stop_token_inside_the_tree(members, whole, texts, prompts):
             decode(pipedec, members("llama", (2, 2), drafter, [1]), prompts[2], new=new).tokens
             == expected[:new]
         )
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-@pytest.mark.parametrize("quality", [True, False])
-@pytest.mark.parametrize(
-    ("mode", "groups", "layers"),
-    [(pp, None, 1), (stpp, None, 1), (pipedec, None, 1), (pipedec, None, 3), (pipedec, (1, 2), 1)],
-)
-def test_the_committed_keys_are_those_of_a_plain_forward(
-    members, whole, texts, prompts, family, sampling, quality, mode, groups, layers
-):
-    target, expected = whole(family, [1]), texts(family, 0, sampling)
-    drafter = Replay(target, [[*prompts[0], *expected]], lambda *_: quality)
-    policy = ChainPolicy(3) if mode is stpp else None
-    pipeline = members(family, (1, 2, 1), drafter, [1], groups=groups, policy=policy)
-    found = decode(mode, pipeline, prompts[0], sampling, depth=3, layers=layers)
-    assert found.tokens == expected
-    text = torch.tensor([[*prompts[0], *expected]])
-    plain = target.model(input_ids=text, use_cache=True)[CACHE_ARGUMENT]
-    for member in pipeline:
-        cache = member.stage.cache
-        n = int(cache.lengths[0])
-        assert n >= len(prompts[0]) + NEW - 1 - layers  # the last tokens are of no further use
-        for place, block in enumerate(member.stage.part.blocks):
-            keys, values = cache.keys_values(place, n)
-            layer = plain.layers[block]
-            torch.testing.assert_close(keys, layer.keys[:, :, :n], atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(values, layer.values[:, :, :n], atol=1e-4, rtol=1e-4)
