@@ -15,6 +15,7 @@ gbit=$1 ms=$2; shift 2
 for number in "$gbit" "$ms"; do
     [[ $number =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "GBIT and MS: must be numbers, got $number"
 done
+[ -f "$1" ] || fail "RECIPE: must be a file, got $1; such as recipes/pipeline/smollm2-2.yaml"
 [ "$(id -u)" = 0 ] || fail "user: must be root, got $(id -un); use the recipe's keys link.gbit and link.ms"
 for tool in ip tc; do
     command -v "$tool" > /dev/null || fail "$tool: must be installed, got none; install iproute2, or use link.gbit"
@@ -27,15 +28,17 @@ remove() {
 }
 trap remove EXIT
 for space in "${spaces[@]}"; do
-    ip netns add "$space" || fail "network namespaces: must be allowed, got none; use link.gbit and link.ms"
+    ip netns add "$space" 2> /dev/null ||
+        fail "network namespaces: must be allowed, got none; use link.gbit and link.ms"
     ip -n "$space" link set lo up
 done
-ip link add name slow netns "${spaces[0]}" type veth peer name slow netns "${spaces[1]}" ||
+ip link add name slow netns "${spaces[0]}" type veth peer name slow netns "${spaces[1]}" 2> /dev/null ||
     fail "veth: must be in the kernel, got none; use the recipe's keys link.gbit and link.ms"
 for rank in 0 1; do
     ip -n "${spaces[rank]}" address add "10.199.0.$((rank + 1))/24" dev slow
     ip -n "${spaces[rank]}" link set slow up
-    ip netns exec "${spaces[rank]}" tc qdisc add dev slow root netem rate "${gbit}gbit" delay "${ms}ms" ||
+    netem=(netem rate "${gbit}gbit" delay "${ms}ms")
+    ip netns exec "${spaces[rank]}" tc qdisc add dev slow root "${netem[@]}" 2> /dev/null ||
         fail "tc netem: must be in the kernel, got none; use the recipe's keys link.gbit and link.ms"
 done
 

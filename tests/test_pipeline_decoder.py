@@ -14,10 +14,11 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.session import NOT_FINITE
 from drafttrain.kernels.build import variant
-from drafttrain.pipeline.config import LinkConfig, StagesConfig
+from drafttrain.pipeline.config import LinkConfig, PaceConfig, StagesConfig
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Member
 from drafttrain.pipeline_decoder import load_member
+from drafttrain.run.pipeline import run_rank
 from drafttrain.utils.errors import UserError
 
 PROMPTS = ["Why is the sky blue?", "Count to ten."]
@@ -93,6 +94,23 @@ def test_positions_of_longrope_are_the_original_ones(alone, tiny_target_folder, 
 def test_more_children_than_the_drafter_has_tokens(alone, tiny_target_folder, tiny_bundle):
     with pytest.raises(UserError, match=r"children: must be <= \d+, the drafter's vocabulary, got 100000"):
         PipelineDecoder(config(tiny_target_folder, tiny_bundle, "pipedec", children=100_000))
+
+
+def test_blocks_that_do_not_add_up(alone, tiny_target_folder):
+    wrong = config(tiny_target_folder)
+    wrong.stages.blocks = [3]
+    with pytest.raises(UserError, match=r"stages.blocks: must add up to the 4 blocks of .*, got \[3\]"):
+        PipelineDecoder(wrong)
+
+
+def test_a_pace_that_a_stage_cannot_keep(alone, tiny_target_folder, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "p", "prompt": PROMPTS[0]}))
+    paced = {"pace": PaceConfig(stage_ms=1e-6), "prompts": str(prompts), "out": str(tmp_path)}
+    assert run_rank(config(tiny_target_folder, **paced)).startswith("mode pp, prompts 1")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "drafttrain: pace: 100% of the work took longer; raise pace.stage_ms"
+    assert json.loads((tmp_path / "summary.json").read_text())["late"] == 1.0
 
 
 def test_a_small_lm_alone(alone, tiny_target_folder, tiny_bundle, monkeypatch):

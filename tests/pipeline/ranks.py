@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Layout, Member, Request
 from drafttrain.pipeline.part import load_part
 from drafttrain.pipeline.program import pipedec
+from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Stage
 from drafttrain.target_lm.loading import load_target
 from drafttrain.trees.chain import ChainPolicy
@@ -36,13 +38,16 @@ def new_drafters(folder):
 
 
 def main(folder: Path, jobs: Path) -> None:
-    """Run all jobs; rank 0 writes what they give, and each rank what it has done."""
+    """Run all jobs; rank 0 writes what they give, and each rank what it has done and how long each job took.
+
+    A job's `link` holds for all jobs with one, whose channel is another than that of the rest.
+    """
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     drafters = new_drafters(folder) if rank == 0 else {}
-    ranks = Ranks(rank, int(os.environ["WORLD_SIZE"]), 60)
+    ranks = Ranks(rank, int(os.environ["WORLD_SIZE"]), 300)
     ranks.agree("folder", "00ff00ff12345678")
-    first, results, logs = sum(BLOCKS[: rank - 1]), [], []
+    first, results, logs, seconds = sum(BLOCKS[: rank - 1]), [], [], []
     part = (
         load_part(str(folder), range(first, first + BLOCKS[rank - 1]), torch.float, taps=[0, 2])
         if rank
@@ -58,12 +63,16 @@ def main(folder: Path, jobs: Path) -> None:
         member = Member(rank, layout, stage, drafters.get(reads), ChainPolicy(3), taps, 128)
         sampling = SamplingParams(**job["sampling"])
         request = Request(job["prompt"], job["new"], (), sampling, *job["tree"])
-        output = ranks.channel().run(MODES[job["mode"]](member, request))
+        ranks.link = Link(**job["link"]) if job["link"] else None
+        channel, started = ranks.channel(1 if job["link"] else 0), time.monotonic()
+        output = channel.run(MODES[job["mode"]](member, request))
+        seconds.append(time.monotonic() - started)
         results.append([output.tokens, output.hits, output.timesteps])
         logs.append(member.log)
     assert ranks.total([1, rank]) == [4, 6]
     ranks.close()
     (jobs.parent / f"logs{rank}.json").write_text(json.dumps(logs))
+    (jobs.parent / f"seconds{rank}.json").write_text(json.dumps(seconds))
     if rank == 0:
         (jobs.parent / "results.json").write_text(json.dumps(results))
 

@@ -1,4 +1,5 @@
-"""Four processes give what one process gives that steps them all: text, hits and timesteps."""
+"""Four processes give what one process gives that steps them all, and a replay of the text: text, hits and
+timesteps."""
 
 import json
 import os
@@ -16,6 +17,7 @@ from drafttrain.pipeline import distributed
 from drafttrain.pipeline.check import problems
 from drafttrain.pipeline.distributed import Channel, LostRank, lost_ranks
 from drafttrain.pipeline.member import Layout, Member, Request, Task
+from drafttrain.pipeline.replay import replay
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Receive, Send, run_locally
@@ -24,16 +26,19 @@ from drafttrain.utils.errors import UserError
 from tests.pipeline.ranks import BLOCKS, MODES, new_drafters
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 2}
+NEW = 20
+SLOW = {"gbit": 1e-3, "seconds": 0.002, "bytes": 0}  # the states of a token here take as long as the latency
 
 
-def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
+def test_processes_give_what_one_gives(folders, members, whole, prompts, tmp_path):
     base = {
         "prompt": prompts[0],
-        "new": 20,
+        "new": NEW,
         "sampling": {},
         "tree": [6, 8, 3, 1],  # width, children, depth, layers, whether it is best-first
         "groups": [[1], [2], [3]],
         "reads_states": True,  # of the drafter
+        "link": None,
     }
     jobs = [
         base | {"mode": "pp"},
@@ -48,6 +53,8 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         base | {"mode": "pipedec", "reads_states": False},
         base | {"mode": "slm", "reads_states": False, "sampling": SAMPLED},
         base | {"mode": "pipedec", "reads_states": False, "groups": [[1, 2], [3]], "sampling": SAMPLED},
+        base | {"mode": "pp", "link": SLOW},
+        base | {"mode": "pipedec", "link": SLOW},
     ]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     with socket.socket() as free:
@@ -56,7 +63,7 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "4"}
     words = [sys.executable, "-m", "tests.pipeline.ranks", str(folders["llama"]), str(tmp_path / "jobs.json")]
     ranks = [subprocess.Popen(words, env={**os.environ, **place, "RANK": str(rank)}) for rank in range(4)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0, 0]
+    assert [rank.wait(timeout=900) for rank in ranks] == [0, 0, 0, 0]
     found = json.loads((tmp_path / "results.json").read_text())
 
     drafters, expected = new_drafters(folders["llama"]), []
@@ -65,10 +72,16 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         reads = job["reads_states"]
         local = members("llama", BLOCKS, drafters[reads], [0, 2] if reads else [], alone=True)
         made = [Member(m.rank, layout, m.stage, m.drafter, ChainPolicy(3), m.taps, m.room) for m in local]
-        request = Request(job["prompt"], 20, (), SamplingParams(**job["sampling"]), *job["tree"])
+        request = Request(job["prompt"], NEW, (), SamplingParams(**job["sampling"]), *job["tree"])
         output = run_locally([MODES[job["mode"]](member, request) for member in made])[0]
         expected.append([output.tokens, output.hits, output.timesteps])
     assert found == expected
+    for job, result in zip(jobs, found):
+        if job["mode"] == "pipedec":
+            assert replayed(whole("llama"), drafters, job, result[0]) == result[1:]
+    seconds = json.loads((tmp_path / "seconds1.json").read_text())  # of the first stage
+    for job, result, spent in zip(jobs, found, seconds):
+        assert job["link"] is None or spent > fewest_seconds(job, result[2])
 
     files = [json.loads((tmp_path / f"logs{rank}.json").read_text()) for rank in range(4)]
     for number, job in enumerate(jobs):
@@ -83,6 +96,28 @@ def test_processes_give_what_one_gives(folders, members, prompts, tmp_path):
         last = max(task.seq for task in tasks if task[:3] == ("C", "dec", 2))
         early = [[t._replace(start=0.0) if t[1:4] == ("dec", 2, last) else t for t in log] for log in logs]
         assert last > 1 and problems(early, groups, follows, over_network=True)
+
+
+def replayed(target, drafters, job, text):
+    """The hits and timesteps of a replay of a job's text."""
+    target.tap([0, 2] if job["reads_states"] else [])
+    ids = torch.tensor([[*job["prompt"], *text]])
+    tapped = target.encode(ids, torch.zeros_like(ids)).tapped[0]
+    width, children, _, layers, *best_first = job["tree"]
+    known = drafters[job["reads_states"]], job["prompt"], text, tapped, len(job["groups"])
+    trace = replay(*known, width, children, layers, best_first=bool(best_first))
+    return [trace.hits, len(trace.steps)]
+
+
+def fewest_seconds(job, timesteps):
+    """What the messages of a job with a slow link take at least at the first stage: from stage to stage the
+    prompt and each further token, then the broadcast."""
+    link, n, hops = Link(**job["link"]), len(job["prompt"]), len(BLOCKS) - 1
+    size = 2 * 8 + 64 * 4  # of a token: itself, its parent and its state
+    first = hops * link.message(n * size) + link.seconds
+    if job["mode"] == "pp":
+        return first + (NEW - 1) * (hops * link.message(size) + link.seconds)
+    return first + timesteps * link.seconds + (NEW - 1) * link.message(size)  # only the last message waits
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -19,19 +17,12 @@ from drafttrain.run.cli import main
 from drafttrain.run.recipe import load_settings
 from drafttrain.run.simulate import read_costs
 from drafttrain.utils.errors import UserError
-
-RECIPE = "recipes/tiny/pipeline/smollm2-2.yaml"
+from tests.run.ranks import free_port, recipe_words
 
 
 @pytest.fixture
 def words(tiny_target_folder, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    rows = [
-        {"id": f"p{i}", "prompt": text} for i, text in enumerate(("Why is the sky blue?", "Count to ten."))
-    ]
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    place = {"--target": tiny_target_folder, "--prompts": prompts, "--out": tmp_path / "out"}
-    return [RECIPE, *(str(word) for pair in place.items() for word in pair)]
+    return recipe_words(tiny_target_folder, tmp_path, ["Why is the sky blue?", "Count to ten."])
 
 
 MEASURED = ["--stages.blocks", "measured"]
@@ -65,60 +56,6 @@ def test_it_decodes_what_the_whole_target_decodes(
         summary["tokens"] == sum(len(row["token_ids"]) for row in rows) > 0
         and summary["machine"]["threads"] == 1
     )
-
-
-@pytest.mark.parametrize(
-    ("mode", "lost", "sent"),
-    [
-        ("pp", 1, signal.SIGKILL),
-        ("pp", 0, signal.SIGSTOP),
-        ("pp", 2, signal.SIGINT),
-        ("pipedec", 0, signal.SIGKILL),
-        ("pipedec", 1, signal.SIGSTOP),
-        ("stpp", 2, signal.SIGKILL),
-    ],
-)
-def test_a_lost_rank_ends_the_others(words, tiny_bundle, tmp_path, mode, lost, sent):
-    """One line on every other rank; a rank that is interrupted ends, though it waits for a message."""
-    prompts = tmp_path / "many.jsonl"  # a minute's work, of which each has its line
-    prompts.write_text("".join(json.dumps({"id": f"p{i}", "prompt": "Why?"}) + "\n" for i in range(200)))
-    more = ["--stages.ranks", "3", "--max_new_tokens", "4", "--timeout_s", "4", "--pace.stage_ms", "50"]
-    more += ["--prompts", str(prompts), "--limit", "null", "--mode", mode]
-    more += [] if mode == "pp" else ["--drafter", str(tiny_bundle)]
-    command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words, *more]
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
-    files = [open(tmp_path / f"{rank}.txt", "w+") for rank in range(3)]
-    ranks = [
-        subprocess.Popen(command, env={**place, "RANK": str(rank)}, stdout=file, stderr=file)
-        for rank, file in enumerate(files)
-    ]
-    try:
-        limit = time.monotonic() + 120
-        while "p0: " not in (tmp_path / "0.txt").read_text():  # from then on they decode
-            assert all(rank.poll() is None for rank in ranks) and time.monotonic() < limit
-            time.sleep(0.05)
-        ranks[lost].send_signal(sent)
-        began, reasons = time.monotonic(), []
-        for number in {0, 1, 2} - {lost}:
-            assert ranks[number].wait(timeout=30) == 1 and time.monotonic() - began < 4 + 5
-            files[number].seek(0)
-            lines = [line for line in files[number].read().splitlines() if "lost a connection" in line]
-            assert len(lines) == 1 and f"rank {number}: lost a connection while it waited to" in lines[0]
-            assert lines[0].endswith("; see what the other ranks say, and start again")
-            reasons += [lines[0].partition("(")[2].partition(")")[0]]
-        # who hears from neither may lose the one that has ended for the other's sake
-        assert {*reasons} <= {"timed out", "the connection was closed"}
-        assert ("timed out" in reasons) == (sent == signal.SIGSTOP)
-        assert sent == signal.SIGSTOP or ranks[lost].wait(timeout=2) == -sent
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 @pytest.mark.parametrize(
@@ -235,6 +172,7 @@ def test_a_dry_run_shows_what_each_rank_would_hold(words, tiny_bundle, tiny_targ
         (["--calibrate"], "drafter: must be set for --calibrate, got null"),
         (["--prompts", "null"], "prompts: must be set, got null"),
         (["--out", "null"], "out: must be set, got null"),
+        (["--dry-run", "--stages.blocks", "[1, 2]"], "stages.blocks: must add up to the 4 blocks of"),
         (["--dry-run", "--stages.ranks", "9"], "stages.ranks: must be <= 4, the target's blocks, got 9"),
     ],
 )
@@ -266,8 +204,6 @@ def test_blocks_are_balanced():
 )
 def test_ranks_with_other_files_end(words, tiny_target_folder, tiny_bundle, tmp_path, other):
     """Folders of the same name on two hosts, of which one has another version of the model."""
-    import socket
-
     from safetensors.torch import load_file, save_file
 
     for host in "ab":
@@ -286,10 +222,7 @@ def test_ranks_with_other_files_end(words, tiny_target_folder, tiny_bundle, tmp_
         (tmp_path / f"b/{where}/config.json").write_text(json.dumps(stored))
     else:
         (tmp_path / "b/target/generation_config.json").write_text('{"eos_token_id": [0, 7, 11]}')
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     root = {"PYTHONPATH": os.getcwd()}
     words = [os.path.abspath(words[0]), "--target", "./target", *words[3:]]
     words += ["--drafter", "./drafter", "--mode", "stpp"] if where == "drafter" else []

@@ -1,0 +1,137 @@
+"""A rank that is lost, or that cannot begin, ends all others with one line each."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from drafttrain.drafters.config import DrafterConfig
+from drafttrain.drafters.new import new_drafter
+from tests.run.ranks import COMMAND, recipe_words, started, started_ranks, wait_for
+
+LONG = ["--max_new_tokens", "4", "--timeout_s", "120", "--pace.stage_ms", "50", "--limit", "null"]
+START = 600  # seconds in which ranks begin to decode even on a busy machine
+LOST = "drafttrain: rank {}: lost a connection while it waited to "
+
+
+@pytest.fixture
+def words(tiny_target_folder, tmp_path):
+    """A minute's work, of which each prompt has its line."""
+    return [*recipe_words(tiny_target_folder, tmp_path, ["Why?"] * 200), *LONG]
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("mode", "lost", "sent"),
+    [
+        ("pp", 1, signal.SIGKILL),
+        ("pp", 0, signal.SIGSTOP),
+        ("pp", 2, signal.SIGINT),
+        ("pipedec", 0, signal.SIGKILL),
+        ("pipedec", 1, signal.SIGSTOP),
+        ("stpp", 2, signal.SIGKILL),
+        ("stpp", 2, signal.SIGSTOP),
+    ],
+)
+def test_a_lost_rank_ends_the_others(words, tiny_bundle, tmp_path, mode, lost, sent):
+    """One line on every other rank; a rank that is interrupted ends, though it waits for a message."""
+    words += ["--stages.ranks", "3", "--mode", mode, "--timeout_s", "4"]
+    words += [] if mode == "pp" else ["--drafter", str(tiny_bundle)]
+    with started_ranks(words, 3, tmp_path) as ranks:
+        # from then on they decode
+        wait_for(lambda: "p0: " in (tmp_path / "0.out").read_text() or ended(ranks), START)
+        assert not ended(ranks)
+        ranks[lost].send_signal(sent)
+        began, reasons = time.monotonic(), []
+        for number in {0, 1, 2} - {lost}:
+            assert ranks[number].wait(timeout=30) == 1 and time.monotonic() - began < 4 + 5
+            [line] = lines(tmp_path / f"{number}.err")
+            assert line.startswith(LOST.format(number))
+            assert line.endswith("; see what the other ranks say, and start again")
+            reasons += [line.partition("(")[2].partition(")")[0]]
+        # who hears from neither may lose the one that has ended for the other's sake
+        assert {*reasons} <= {"timed out", "the connection was closed"}
+        assert ("timed out" in reasons) == (sent == signal.SIGSTOP)
+        assert sent == signal.SIGSTOP or ranks[lost].wait(timeout=2) == -sent
+
+
+def ended(processes) -> bool:
+    return any(process.poll() is not None for process in processes)
+
+
+def children(pid: int) -> set[int]:
+    """The processes that a process has started and that have not ended."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            own, _, rest = file.read_text().partition(" (")
+        except OSError:  # ended meanwhile
+            continue
+        state, parent, *_ = rest.rpartition(") ")[2].split()
+        if int(parent) == pid and state != "Z":
+            found.add(int(own))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_the_command_ends_with_all_its_ranks(words, tmp_path, sent):
+    """A rank that is killed, and Ctrl-C in the process that has started the ranks."""
+    with started([[*COMMAND, *words]], tmp_path) as [command]:
+        wait_for(lambda: "p0: " in (tmp_path / "0.out").read_text() or ended([command]), START)
+        assert len(ranks := children(command.pid)) == 2
+        os.kill(min(ranks) if sent == signal.SIGKILL else command.pid, sent)
+        status = command.wait(timeout=20)
+        [line] = lines(tmp_path / "0.err")
+        if sent == signal.SIGKILL:
+            assert status == 1 and line.startswith(LOST.format(1))
+        else:
+            assert status == 130
+            assert line == "drafttrain: interrupted; the same command continues where it can"
+        wait_for(lambda: not any(map(is_alive, ranks)), 5)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def ends_in_a_line(words, tmp_path, mistaken: int, problem: str) -> None:
+    """Two ranks end with a line each: one for its mistake, the other one as it is left alone."""
+    with started_ranks(words, 2, tmp_path) as ranks:
+        assert ranks[mistaken].wait(timeout=START) == 2 and ranks[1 - mistaken].wait(timeout=30) == 1
+    [line], [other] = (lines(tmp_path / f"{rank}.err") for rank in (mistaken, 1 - mistaken))
+    assert problem in line and other.startswith(LOST.format(1 - mistaken) + "meet the others")
+
+
+def test_a_drafter_that_keeps_no_tree_in_flight(words, tiny_target, tmp_path):
+    medusa = new_drafter(tiny_target, DrafterConfig(kind="medusa", heads=2), torch.arange(200))
+    medusa.save_pretrained(tmp_path / "medusa")
+    words += ["--drafter", str(tmp_path / "medusa"), "--mode", "stpp"]
+    ends_in_a_line(words, tmp_path, 0, "drafttrain: drafter: must keep a tree in flight, got")
+
+
+def test_a_shard_that_one_rank_misses(words, tiny_target, tmp_path):
+    """The first rank needs none of its tensors."""
+    folder = tmp_path / "target"
+    tiny_target.model.save_pretrained(folder)
+    tiny_target.tokenizer.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    own = ("model.embed_tokens.", "model.layers.0.", "model.layers.1.")
+    files = {name: "a.safetensors" if name.startswith(own) else "b.safetensors" for name in weights}
+    first = {name: weights[name] for name in weights if files[name] == "a.safetensors"}
+    save_file(first, folder / "a.safetensors", {"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    words += ["--target", str(folder), "--stages.blocks", "[2, 2]"]
+    ends_in_a_line(words, tmp_path, 1, f"{folder / 'b.safetensors'}")
