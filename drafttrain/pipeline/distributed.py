@@ -26,6 +26,7 @@ REASONS = {  # by texts in errors of gloo and torch's store, in lower case
     "send/recv from rank 0": "rank 0 has given up",  # a barrier's, at other ranks
     "connection closed": CLOSED,
     "connection reset": CLOSED,
+    "connection was likely closed": CLOSED,  # the store's
     "broken pipe": CLOSED,
     "timed out": LATE,
     "timeout": LATE,

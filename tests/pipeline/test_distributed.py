@@ -130,6 +130,7 @@ def fewest_seconds(job, timesteps):
             "the connection was closed",
         ),
         ("Read error: Connection reset by peer", "the connection was closed"),
+        ("Failed to recv, got 0 bytes. Connection was likely closed. Did", "the connection was closed"),
         ("Timed out waiting 2000ms for recv operation to complete", "timed out"),
         ("wait timeout after 2000ms, keys: /default_pg/0", "timed out"),
         ("connect error: Connection refused", "the connection was refused"),
