@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import EllipsisType
+from types import EllipsisType, FrameType
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ from drafttrain.utils.errors import UserError
 
 LOADED = "_drafttrain"  # attribute of a model that holds its `Loaded`
 GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+NO_GRAD = "decorate_context"  # name of the function that torch.no_grad puts around it
 MODES = GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE
 HUB = "token", "cache_dir", "force_download", "local_files_only", "proxies"
 CACHES = None, "dynamic", "dynamic_full"
@@ -86,7 +87,8 @@ def generate(
         ngrams, calibration: folders, as `SpeculativeDecoder.from_pretrained` takes them.
         native: decode with a native copy if the model can run natively (`target_lm/twin.py`). False: run the
             model's own modules, which needs no memory for a copy.
-        stop_strings: strings that end an output; they need a tokenizer in the model's folder or repository.
+        stop_strings: strings that end an output, in the text of the call's `tokenizer`; by default of the one
+            in the model's folder or repository.
         model_kwargs: model inputs that transformers has prepared.
 
     Returns:
@@ -96,7 +98,9 @@ def generate(
     Raises:
         UserError: an argument asks for something that speculative decoding does not support.
     """
-    _add_stop_strings(stopping_criteria, stop_strings, lambda: _loaded(model).tokenizer_of(model))
+    given = _tokenizer_of_caller()
+    find = _loaded(model).tokenizer_of
+    _add_stop_strings(stopping_criteria, stop_strings, lambda: find(model) if given is None else given)
     others = (drafter, tree, ngrams, calibration, native)
     return _generate(
         model, input_ids, logits_processor, stopping_criteria, generation_config, *others, **model_kwargs
@@ -202,11 +206,14 @@ def _add_stop_strings(
     """Add the criterion that ends an output at these strings, unless the caller has passed one.
 
     Raises:
-        UserError: there is no tokenizer.
+        UserError: there is no tokenizer, or something else in its place.
     """
     if strings and not any(type(one) is StopStringCriteria for one in criteria):
         if (found := tokenizer()) is None:
             raise UserError("tokenizer: must be given with stop_strings, got none")
+        require(
+            isinstance(found, PreTrainedTokenizerBase), "tokenizer", "one of transformers", shown(found)
+        )
         criteria.append(StopStringCriteria(found, strings))
 
 
@@ -446,7 +453,22 @@ def _refuse(
 def _of_caller(name: str) -> Any:
     """Return a local variable of the transformers `generate` that has called ours. transformers (5.23) passes
     named arguments of its own loop (`streamer`, `synced_gpus`) to that loop only."""
+    frame = _frame_of_generate()
+    return None if frame is None else frame.f_locals.get(name)
+
+
+def _tokenizer_of_caller() -> Any:
+    """Return the `tokenizer` that the transformers `generate` got. That removes it (5.24) before it looks for
+    our arguments; the function of its `torch.no_grad` keeps it."""
+    frame = _frame_of_generate()
+    around = None if frame is None else frame.f_back
+    if around is None or around.f_code.co_name != NO_GRAD:  # in other frames kwargs may be for another call
+        return None
+    return around.f_locals.get("kwargs", {}).get("tokenizer")
+
+
+def _frame_of_generate() -> FrameType | None:
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not GENERATE:
         frame = frame.f_back
-    return None if frame is None else frame.f_locals.get(name)
+    return frame
