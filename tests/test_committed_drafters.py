@@ -7,6 +7,7 @@ from safetensors import safe_open
 
 from drafttrain.bundle import load_bundle
 from drafttrain.data.prompts import read_prompts
+from drafttrain.export.remote import remote_files
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.trees.chain import ChainPolicy
@@ -24,6 +25,12 @@ OTHERS = {"qwen2.5-coder-0.5b-edd-anchored"}  # whose target is not fetched here
 
 def test_each_drafter_has_a_recorded_length():
     assert RECORDED.keys() | OTHERS == {folder.name for folder in (ROOT / "model_cards").iterdir()}
+
+
+@pytest.mark.parametrize("name", RECORDED.keys() | OTHERS)
+def test_the_function_for_transformers_is_that_of_new_bundles(name):
+    for file, content in remote_files(None).items():
+        assert (ROOT / "model_cards" / name / file).read_bytes() == content
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -3,7 +3,12 @@
 model.generate(**inputs, custom_generate="FOLDER", drafter="FOLDER", trust_remote_code=True)
 """
 
-from drafttrain import generate_of_repository
+try:
+    from drafttrain import generate_of_repository
+except ImportError as error:
+    raise ImportError(
+        f"drafttrain: must be installed ({error}); install it from a clone of its repository"
+    ) from error
 
 DRAFTER = None  # None in a folder: give drafter="FOLDER"
 
