@@ -37,6 +37,7 @@ from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.inference.acceptance import AcceptanceRule, accept_greedy
 from drafttrain.inference.as_transformers import AsTransformers, criteria_of_rows, ends_here, require
 from drafttrain.inference.decode import Request, Row, decode_requests
+from drafttrain.inference.given import as_target
 from drafttrain.inference.text import shown
 from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import CACHE_ARGUMENT
@@ -100,7 +101,7 @@ def generate(
     """
     given = _tokenizer_of_caller()
     find = _loaded(model).tokenizer_of
-    _add_stop_strings(stopping_criteria, stop_strings, lambda: find(model) if given is None else given)
+    _add_stop_strings(stopping_criteria, stop_strings, lambda: find(model, None) if given is None else given)
     others = (drafter, tree, ngrams, calibration, native)
     return _generate(
         model, input_ids, logits_processor, stopping_criteria, generation_config, *others, **model_kwargs
@@ -126,7 +127,8 @@ def _generate(
     _refuse(model, input_ids, stopping_criteria, generation_config, model_kwargs, streamer)
     loaded = _loaded(model)
     with loaded.lock, _own_attention(model):
-        decoder = loaded.decoder(model, native, drafter, tree, ngrams, calibration)
+        tokenizer = loaded.tokenizer_of(model, _tokenizer_of_caller())
+        decoder = loaded.decoder(model, tokenizer, native, drafter, tree, ngrams, calibration)
         texts = list(input_ids.long())  # of each row: padding, prompt, output so far
         criteria = criteria_of_rows(stopping_criteria, texts, time.time() - began)
         rule: AcceptanceRule = accept_greedy
@@ -195,7 +197,8 @@ def generate_of_repository(
         stop_strings = next((one.stop_strings for one in configs if one and one.stop_strings), None)
     arguments["stop_strings"] = None  # else transformers asks for the tokenizer
     _add_stop_strings(criteria, stop_strings, lambda: tokenizer)
-    return model.generate(custom_generate=_generate, drafter=drafter, stopping_criteria=criteria, **arguments)
+    arguments |= {"tokenizer": tokenizer, "drafter": drafter, "stopping_criteria": criteria}
+    return model.generate(custom_generate=_generate, **arguments)
 
 
 def _add_stop_strings(
@@ -211,10 +214,13 @@ def _add_stop_strings(
     if strings and not any(type(one) is StopStringCriteria for one in criteria):
         if (found := tokenizer()) is None:
             raise UserError("tokenizer: must be given with stop_strings, got none")
-        require(
-            isinstance(found, PreTrainedTokenizerBase), "tokenizer", "one of transformers", shown(found)
-        )
+        _require_tokenizer(found)
         criteria.append(StopStringCriteria(found, strings))
+
+
+def _require_tokenizer(given: object) -> None:
+    is_one = isinstance(given, PreTrainedTokenizerBase)
+    require(is_one, "tokenizer", "one of transformers", shown(given))
 
 
 def _emit(
@@ -277,6 +283,7 @@ class Loaded:
     def decoder(
         self,
         model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         native: bool,
         drafter: str | None,
         tree: str | TreePolicy | None,
@@ -291,41 +298,52 @@ class Loaded:
         """
         for name, place in (("drafter", drafter), ("ngrams", ngrams), ("calibration", calibration)):
             require(isinstance(place, str | os.PathLike | None), name, "a folder or Hub id", shown(place))
-        target = self.native(model) if native else None
+        target = self.native(model, tokenizer) if native else None
         key = target is None, drafter, repr(tree), ngrams, calibration  # policies cannot be hashed
         parts = [model.base_model, model.get_input_embeddings(), model.get_output_embeddings()]
         hooks = [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]  # no decoder calls them
         parts += [model.device, model.dtype, tree, vars(model).get("forward"), hooks]
         known = self.decoders.pop(key, None)
         if known is None or known[0] != parts:
-            known = parts, _load(model, target or model, drafter, tree, ngrams, calibration)
+            known = parts, _load(model, target, tokenizer, drafter, tree, ngrams, calibration)
         self.decoders[key] = known  # most recent last
         while len(self.decoders) > KEPT:
             del self.decoders[next(iter(self.decoders))]
         return known[1]
 
-    def tokenizer_of(self, model: PreTrainedModel) -> PreTrainedTokenizerBase:
-        """Return the tokenizer of the model's folder or repository, loaded in the first call.
+    def tokenizer_of(
+        self, model: PreTrainedModel, given: PreTrainedTokenizerBase | None
+    ) -> PreTrainedTokenizerBase:
+        """Return the tokenizer of the model's folder or repository, found in the first call.
+
+        Args:
+            given: tokenizer to return for a model that has none there.
 
         Raises:
-            UserError: the model comes from neither, or there is none.
+            UserError: there is none, and none is given.
         """
-        if not model.name_or_path:
-            raise UserError(
-                "stop_strings: must be for a model from a folder or the Hub, which has its tokenizer, got "
-                "another; add StopStringCriteria to stopping_criteria"
-            )
-        self.tokenizer = self.tokenizer or load_tokenizer(model.name_or_path)
+        if self.tokenizer is None:
+            problem = "the model has no name_or_path"
+            if model.name_or_path:
+                try:
+                    self.tokenizer = load_tokenizer(model.name_or_path)
+                    return self.tokenizer
+                except UserError as error:
+                    problem = str(error).partition(";")[0]
+            if given is None:
+                raise UserError(f"tokenizer: must be given, got none, and {problem}; add tokenizer=TOKENIZER")
+            _require_tokenizer(given)
+            self.tokenizer = given
         return self.tokenizer
 
-    def native(self, model: PreTrainedModel) -> FrozenTarget | None:
+    def native(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> FrozenTarget | None:
         """Return the native copy of the model, made in the first call; None if its own modules have to run.
         They do once the weights have changed: making a copy for every training step would not pay."""
-        if not (self.copies and model.name_or_path and is_plain(model)):
+        if not (self.copies and is_plain(model)):
             return None
         look = Look.at(model)
         if self.copied is None:
-            copied = native_copy(model, self.tokenizer_of(model), model.name_or_path)
+            copied = native_copy(model, tokenizer, model.name_or_path or type(model).__name__)
             if copied is not None:
                 del vars(copied.model)[LOADED]  # a reference cycle would keep both alive after their last use
             self.copied = copied and (look, copied)
@@ -338,7 +356,8 @@ class Loaded:
 
 def _load(
     model: PreTrainedModel,
-    target: FrozenTarget | PreTrainedModel,
+    target: FrozenTarget | None,
+    tokenizer: PreTrainedTokenizerBase,
     drafter: str | None,
     tree: str | TreePolicy | None,
     *others: str | None,
@@ -346,13 +365,14 @@ def _load(
     """Load a decoder without changing the model's training modes, its trainable weights or torch's generator.
 
     Args:
-        target: the model, or its native copy.
+        target: native copy of the model; None: decode with its own modules.
     """
     ngrams, calibration = others
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
     training = [module for module in model.modules() if module.training]
     try:
         with torch.random.fork_rng(devices=[]):  # a small LM is initialized before its weights are read
+            target = as_target(model, tokenizer) if target is None else target
             if drafter is None:
                 given = tree is not None or calibration is not None
                 require(not given, "drafter", "given with tree or calibration", None)

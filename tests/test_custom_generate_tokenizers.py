@@ -59,3 +59,28 @@ def test_a_tokenizer_in_the_kwargs_of_the_caller_is_not_taken(model, tokenizer, 
     given = tokenizer(PROMPTS[:1], return_tensors="pt")
     expected = model.generate(**given, **options)
     assert torch.equal(call(tokenizer="nonsense"), expected)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_callers_tokenizer_replaces_a_missing_one(
+    native, model, tokenizer, tiny_bundle, options, tmp_path
+):
+    """Of a model whose folder has none, or that comes from no folder; later calls find it again."""
+    given = tokenizer(PROMPTS[:1], return_tensors="pt")
+    expected = model.generate(**given, **options)
+    model.save_pretrained(tmp_path)
+    bare, built = AutoModelForCausalLM.from_pretrained(tmp_path), copy.deepcopy(model)
+    built.config._name_or_path = built.name_or_path = ""
+    route = drafted(tiny_bundle) | {"native": native}
+    for own, problem in ((bare, "cannot load its tokenizer"), (built, "the model has no name_or_path")):
+        without = options | {"tokenizer": None}
+        for fewer in (without, without | {"stop_strings": None}):
+            with pytest.raises(UserError, match=f"tokenizer: must be given, .*{problem}.*; add") as found:
+                own.generate(**given, **fewer, **route)
+            assert "\n" not in str(found.value)
+        with pytest.raises(UserError, match="tokenizer: must be one of transformers"):
+            own.generate(**given, **options | {"tokenizer": 7, "stop_strings": None}, **route)
+        found = drafttrain.generate_of_repository(own, tiny_bundle, **given, **options, native=native)
+        assert torch.equal(found, expected)
+        assert torch.equal(own.generate(**given, **options, **route), expected)
+        assert torch.equal(own.generate(**given, **without, **route), expected)

@@ -3,7 +3,7 @@
 import copy
 import os
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from drafttrain.inference.text import shown
 from drafttrain.target_lm.loading import load_tokenizer
@@ -13,8 +13,11 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import limit_threads
 
 
-def as_target(target: object) -> FrozenTarget | str:
+def as_target(target: object, tokenizer: PreTrainedTokenizerBase | None = None) -> FrozenTarget | str:
     """Convert a target to what `load_bundle` takes; require that a transformers model can verify trees.
+
+    Args:
+        tokenizer: of a transformers model. None: the one in its folder or repository.
 
     Raises:
         UserError: it is no target, has no name to find its tokenizer by, or cannot verify trees.
@@ -25,9 +28,12 @@ def as_target(target: object) -> FrozenTarget | str:
         return str(target)
     if not isinstance(target, PreTrainedModel):
         raise UserError(f"target: must be a folder, a Hub id or a loaded model, got {shown(target)}")
-    if not target.name_or_path:
-        raise UserError("target: must know where its tokenizer is, got a model without name_or_path; set it")
-    frozen = FrozenTarget(target, load_tokenizer(target.name_or_path), target.name_or_path)
+    if tokenizer is None:
+        if not target.name_or_path:
+            problem = "got a model without name_or_path; set it"
+            raise UserError(f"target: must know where its tokenizer is, {problem}")
+        tokenizer = load_tokenizer(target.name_or_path)
+    frozen = FrozenTarget(target, tokenizer, target.name_or_path or type(target).__name__)
     limit_threads()
     check_tree_support(frozen)
     return frozen
