@@ -187,7 +187,9 @@ def generate_of_repository(
                 f"{name}: must be left out with a drafter, got it; set HF_TOKEN, HF_HOME or "
                 "HF_HUB_OFFLINE in the environment"
             )
-    if revision is not None and not os.path.isdir(drafter) and "@" not in drafter:
+    if revision is not None:
+        free = not os.path.isdir(drafter) and "@" not in drafter
+        require(free, "revision", "left out with a folder or name@revision as drafter", revision)
         drafter = f"{drafter}@{revision}"
     criteria = StoppingCriteriaList(stopping_criteria or [])
     configs = [arguments.get("generation_config"), model.generation_config]

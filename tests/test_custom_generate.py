@@ -615,6 +615,9 @@ def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
         drafttrain.generate_of_repository(model, tiny_bundle, **given, token_healing=True)
     with pytest.raises(UserError, match="nobody/nothing@v2: no such folder"):
         drafttrain.generate_of_repository(model, "nobody/nothing", **given, revision="v2")
+    for place in (str(tiny_bundle), "nobody/nothing@v1"):
+        with pytest.raises(UserError, match="revision: must be left out with a folder or name@revision"):
+            drafttrain.generate_of_repository(model, place, **given, revision="v2")
     with pytest.raises(UserError, match="drafter: must be given"):
         drafttrain.generate_of_repository(model, None, **given)
     with pytest.raises(UserError, match="tokenizer: must be given with stop_strings"):
