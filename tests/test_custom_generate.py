@@ -16,8 +16,8 @@ from transformers import (
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
-    StopStringCriteria,
     TextIteratorStreamer,
+    WatermarkingConfig,
 )
 from transformers.generation import BaseStreamer
 
@@ -133,6 +133,18 @@ OPTIONS = {
     "own limit": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(60)])},
     "no n-grams of the prompt": {"encoder_no_repeat_ngram_size": 2},
     "one token": {"max_new_tokens": 1},
+    "sequence_bias": {"sequence_bias": {(5,): 9.0, (90,): 5.0, (5, 120): 20.0, (120, 7): 20.0}},
+    "min_length": {"min_length": 22, "eos_token_id": [5, 90, 120, 200, 300]},
+    "decay": {
+        "exponential_decay_length_penalty": (3, 1.6),
+        "eos_token_id": [5, 90, 120, 200, 300],
+    },
+    "begin_suppress_tokens": {"begin_suppress_tokens": list(range(3, 300))},
+    "forced_bos_token_id": {"forced_bos_token_id": 17, "begin_suppress_tokens": list(range(3, 300))},
+    "watermark": {"watermarking_config": WatermarkingConfig(bias=4.0)},
+    "watermark of the token itself": {
+        "watermarking_config": WatermarkingConfig(bias=4.0, seeding_scheme="selfhash", context_width=2)
+    },
 }
 
 
@@ -247,6 +259,22 @@ def test_greedy_output_is_that_of_generate(name, n, tree, native, model, tokeniz
         del options["max_new_tokens"]
     plain, drafted = both(model, inputs(tokenizer, n), tiny_bundle, tree, native, **options)
     assert torch.equal(plain, drafted)
+
+
+def test_a_prompt_of_one_token_is_followed_by_a_forced_one(model, tiny_bundle):
+    given = {"input_ids": torch.tensor([[40], [41]])}
+    options = {"do_sample": False, "max_new_tokens": 12, "forced_bos_token_id": 17}
+    plain, drafted = both(model, given, tiny_bundle, **options)
+    assert torch.equal(plain, drafted) and drafted[:, 1].tolist() == [17, 17]
+
+
+@pytest.mark.usefixtures("hasty_calibration")
+def test_a_tree_of_this_machines_costs(model, tokenizer, tiny_bundle):
+    for n in (1, 4):
+        plain, drafted = both(
+            model, inputs(tokenizer, n), tiny_bundle, "timed", do_sample=False, max_new_tokens=24
+        )
+        assert torch.equal(plain, drafted)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -577,62 +605,6 @@ def test_virtual_tokens_are_refused(tiny_target_folder, tokenizer, tiny_bundle):
     tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
     with pytest.raises(UserError, match="model: must be one that prepares its inputs itself"):
         tuned.generate(**inputs(tokenizer), **call(tiny_bundle))
-
-
-def test_the_whole_of_generate_for_a_repository(model, tokenizer, tiny_bundle):
-    given = inputs(tokenizer)
-    plain = model.generate(**given, do_sample=False, max_new_tokens=30)
-    words = [tokenizer.decode(token) for token in plain[0, given["input_ids"].shape[1] + 2 : -2]]
-    stop = next(word for word in words if word.isascii() and word.strip())
-    options = {"do_sample": False, "max_new_tokens": 30, "stop_strings": [stop], "tokenizer": tokenizer}
-    expected = model.generate(**given, **options)
-    found = drafttrain.generate_of_repository(model, tiny_bundle, **given, **options, streamer=None)
-    assert torch.equal(found, expected) and len(found[0]) < len(plain[0])
-    config = GenerationConfig(do_sample=False, max_new_tokens=30, stop_strings=[stop])
-    found = drafttrain.generate_of_repository(
-        model, tiny_bundle, **given, generation_config=config, tokenizer=tokenizer
-    )
-    assert torch.equal(found, expected)
-    own = copy.deepcopy(model)
-    own.generation_config.stop_strings = [stop]
-    config = GenerationConfig(do_sample=False, max_new_tokens=30)
-    found = drafttrain.generate_of_repository(
-        own, tiny_bundle, **given, generation_config=config, tokenizer=tokenizer
-    )
-    assert torch.equal(found, expected)
-    whole = {"do_sample": False, "max_new_tokens": 30}
-    found = drafttrain.generate_of_repository(own, tiny_bundle, **given, **whole, stop_strings=None)
-    assert torch.equal(found, plain)  # those of the model are off
-    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, ["never said"])])
-    found = drafttrain.generate_of_repository(
-        own, tiny_bundle, **given, **whole, tokenizer=tokenizer, stopping_criteria=criteria
-    )
-    assert torch.equal(found, plain)  # a caller's own take their place
-    for name, value in (("token", "x"), ("cache_dir", "here"), ("local_files_only", True)):
-        with pytest.raises(UserError, match=f"{name}: must be left out with a drafter"):
-            drafttrain.generate_of_repository(model, tiny_bundle, **given, **{name: value})
-    with pytest.raises(UserError, match="token_healing: must be off"):
-        drafttrain.generate_of_repository(model, tiny_bundle, **given, token_healing=True)
-    with pytest.raises(UserError, match="nobody/nothing@v2: no such folder"):
-        drafttrain.generate_of_repository(model, "nobody/nothing", **given, revision="v2")
-    for place in (str(tiny_bundle), "nobody/nothing@v1"):
-        with pytest.raises(UserError, match="revision: must be left out with a folder or name@revision"):
-            drafttrain.generate_of_repository(model, place, **given, revision="v2")
-    with pytest.raises(UserError, match="drafter: must be given"):
-        drafttrain.generate_of_repository(model, None, **given)
-    with pytest.raises(UserError, match="tokenizer: must be given with stop_strings"):
-        drafttrain.generate_of_repository(model, tiny_bundle, **given, stop_strings=["x"])
-
-
-def test_stop_strings_reach_the_function(model, tokenizer, tiny_bundle):
-    given = inputs(tokenizer)
-    plain = model.generate(**given, do_sample=False, max_new_tokens=30)
-    words = [tokenizer.decode(token) for token in plain[0, given["input_ids"].shape[1] + 2 : -2]]
-    stop = next(word for word in words if word.isascii() and word.strip())
-    options = {"do_sample": False, "max_new_tokens": 30, "stop_strings": stop, "tokenizer": tokenizer}
-    expected = model.generate(**given, **options)
-    found = model.generate(**given, **call(tiny_bundle, **options))
-    assert torch.equal(found, expected) and len(found[0]) < len(plain[0])
 
 
 def test_rope_that_stretches_is_refused_beyond_its_limit(tiny_target_folder, tokenizer, tiny_bundle):
