@@ -138,8 +138,8 @@ def load_self_draft(target: FrozenTarget, folder: str | os.PathLike | None = Non
         raise UserError(f"ngrams: must be a folder, got {folder!r}")
     if not holds_self_draft(folder):
         raise UserError(
-            f"{folder}: neither an n-gram cache nor settings of Self-Draft; make them with drafttrain "
-            "build-ngrams and calibrate"
+            f"{folder}: neither an n-gram cache nor settings of Self-Draft; make one with drafttrain "
+            "build-ngrams or drafttrain calibrate"
         )
     settings = SelfDraftSettings.load(folder) if (Path(folder) / SETTINGS).is_file() else SelfDraftSettings()
     return settings.proposer(target, open_corpus(target, folder))
