@@ -116,6 +116,7 @@ class Row:
             rounding decides near-ties by the shape of a forward); None for other engines that sample, which
             have their own random numbers.
         accept_len: tokens per target forward, the target's own included.
+        accept_len_interval: 95 % confidence interval of it over prompts.
         accept_len_nonrepeated: the same over tokens outside repeated 4-grams; None if there are none.
         repetition: share of tokens in repeated 4-grams.
         accept_rate: accept_len per layer of tree.
@@ -143,6 +144,7 @@ class Row:
     speedup_turns: list[float] | None = None
     identical: float | None = None
     accept_len: float | None = None
+    accept_len_interval: list[float] | None = None
     accept_len_nonrepeated: float | None = None
     repetition: float | None = None
     accept_rate: float | None = None
@@ -194,22 +196,35 @@ def ratio_spread(measurements: Sequence[Measurement], base: str, method: str) ->
 
 
 def ratio_interval(measurements: Sequence[Measurement], base: str, method: str) -> list[float] | None:
-    """Return the 95 % confidence interval of `ratio`: percentile bootstrap over prompts (1,000 resamples,
-    fixed seed). A prompt is drawn with all its turns, each with its tokens and its median seconds. None: a
-    single prompt has no interval."""
-    first = _first(measurements)
-    numbers: dict[tuple[str, str], int] = {}
-    rows = [numbers.setdefault((m.task, m.prompt), len(numbers)) for m in first]  # prompt of each turn
-    if len(numbers) < 2:
-        return None
-    draws = np.random.default_rng(0).integers(len(numbers), size=(1000, len(numbers)))  # [1000, prompts]
-    speeds = []
+    """Return the 95 % confidence interval of `ratio` over prompts, each turn with its tokens and its median
+    seconds. None: a single prompt has no interval."""
+    first, columns = _first(measurements), []
     for name in (method, base):
-        tokens = np.bincount(rows, [_new_tokens(name, [m]) for m in first])  # [prompts]
-        medians = [statistics.median(times) for times in _times(measurements, name)]
-        seconds = np.bincount(rows, medians)  # [prompts]
-        speeds.append(tokens[draws].sum(1) / seconds[draws].sum(1))  # [1000]
-    return np.quantile(speeds[0] / speeds[1], [0.025, 0.975]).tolist()
+        columns.append([_new_tokens(name, [m]) for m in first])
+        columns.append([statistics.median(times) for times in _times(measurements, name)])
+    sums = _resampled(first, columns)
+    if sums is None:
+        return None
+    tokens, seconds, base_tokens, base_seconds = sums
+    return _interval((tokens / seconds) / (base_tokens / base_seconds))
+
+
+def accept_len_interval(measurements: Sequence[Measurement], method: str) -> list[float] | None:
+    """Return the 95 % confidence interval of accept_len over prompts: in each resample tokens and steps are
+    summed before they are divided, as in accept_len itself. None: a single prompt has no interval.
+
+    Args:
+        method: one of our own loop, with statistics.
+    """
+    first = _first(measurements)
+    counts = [m.runs[method].stats for m in first]
+    sums = _resampled(
+        first, [[one.new_tokens - one.prompts for one in counts], [one.steps for one in counts]]
+    )
+    if sums is None:
+        return None
+    tokens, steps = sums
+    return _interval(tokens / np.maximum(steps, 1))  # outputs of one token take no steps
 
 
 def cpu_contention(measurements: Sequence[Measurement]) -> float | None:
@@ -233,6 +248,28 @@ def by_context(measurements: Sequence[Measurement]) -> dict[str, list[Measuremen
     for name in dict.fromkeys(map(context_range, lengths)):
         parts[name] = [m for m in measurements if context_range(m.prompt_tokens) == name]
     return parts
+
+
+def _resampled(first: Sequence[Measurement], columns: Sequence[Sequence[float]]) -> np.ndarray | None:
+    """Return sums over the prompts of each of 1,000 bootstrap resamples (fixed seed), [columns, 1000]. A
+    prompt is drawn with all its turns. None: there is a single prompt.
+
+    Args:
+        first: measurements of the first repeat.
+        columns: numbers to sum, each with one per measurement.
+    """
+    numbers: dict[tuple[str, str], int] = {}
+    rows = [numbers.setdefault((m.task, m.prompt), len(numbers)) for m in first]  # prompt of each turn
+    if len(numbers) < 2:
+        return None
+    draws = np.random.default_rng(0).integers(len(numbers), size=(1000, len(numbers)))  # [1000, prompts]
+    by_prompt = [np.bincount(rows, column) for column in columns]  # [prompts] each
+    return np.stack([values[draws].sum(1) for values in by_prompt])
+
+
+def _interval(values: np.ndarray) -> list[float]:
+    """Return the 95 % percentile interval of a quantity's resamples."""
+    return np.quantile(values, [0.025, 0.975]).tolist()
 
 
 def _first(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -293,6 +330,7 @@ def _row(
         counts = sum((m.runs[method].stats for m in first), DecodeStats())
         for name in COUNTED:
             setattr(row, name, getattr(counts, name))
+        row.accept_len_interval = accept_len_interval(measurements, method)
         timed = sum((m.runs[method].stats for m in measurements), DecodeStats())
         parts = ("prefill", "draft", "verify", "other")
         row.time_split = {part: getattr(timed, f"{part}_seconds") / timed.seconds for part in parts}

@@ -26,7 +26,7 @@ from drafttrain.utils.writing import write_json, write_text
 # numbers of a task; all but `prompts` are null, or missing, where they were not measured
 NUMBERS = ("prompts", "accept_len", "accept_len_nonrepeated", "repetition", "tokens_per_second", "speedup")
 NUMBERS += ("speedup_transformers", "repeats", "identical")
-INTERVALS = ("speedup_interval", "speedup_transformers_interval")  # 95 % over prompts
+INTERVALS = ("accept_len_interval", "speedup_interval", "speedup_transformers_interval")  # 95 % over prompts
 LOGGED = ("step", "eval_loss", "eval_top1_agreement", "eval_accept_len")
 METRICS = {
     "accept_len": "tokens per target forward",
@@ -215,13 +215,14 @@ def _read_results(path: Path) -> dict[str, Any]:
 
 
 def _eval_results(tasks: dict[str, Any], dtype: str | None) -> list[EvalResult]:
-    """Return the Hub's metadata: speed with its interval, and the share of identical texts with its dtype."""
+    """Return the Hub's metadata: accept_len and speed with their intervals, and the share of identical texts
+    with its dtype."""
 
     def describe(metric: str, row: dict[str, Any]) -> str:
         words = METRICS[metric]
-        if metric == "speedup" and row.get("speedup_interval"):
-            low, high = row["speedup_interval"]
-            words += f" (95 % interval over prompts {low:.2f} to {high:.2f}; repeats: {row.get('repeats')})"
+        if bounds := row.get(f"{metric}_interval"):  # earlier evaluations have none of accept_len
+            repeats = f"; repeats: {row.get('repeats')}" if metric == "speedup" else ""
+            words += f" (95 % interval over prompts {bounds[0]:.2f} to {bounds[1]:.2f}{repeats})"
         return f"{words} in {dtype}" if metric == "identical" else words
 
     return [

@@ -6,11 +6,9 @@ Estimated minutes at full size on 2 cores: `edd_accept_len`, `best_accept_len_ch
 `diagnose_hits` 30.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.data.prompts import Prompt, Task, read_prompts, spread
@@ -128,15 +126,13 @@ def accept_lengths(
         measured += measure(loaded.target, methods, task, log, NEW_TOKENS)
 
     def length(method: str) -> dict[str, Any]:
-        of_task = {name: [m for m in measured if m.task == name] for name in tasks}
-        rows = {name: tabulate(of_task[name])[method] for name in tasks}
-        of_value = [m for m in measured if m.task in counted]
-        first = tabulate(of_value)[method]
+        rows = {name: tabulate([m for m in measured if m.task == name])[method] for name in tasks}
+        first = tabulate([m for m in measured if m.task in counted])[method]
         return {
             "value": first.accept_len,
-            "interval": length_interval(of_value, method),
+            "interval": first.accept_len_interval,
             "tasks": {name: row.accept_len for name, row in rows.items()},
-            "intervals": {name: length_interval(own, method) for name, own in of_task.items()},
+            "intervals": {name: row.accept_len_interval for name, row in rows.items()},
             "tree": method,
             "tuning": tried[method].accept_len,
             "repetition": first.repetition,
@@ -146,16 +142,6 @@ def accept_lengths(
         }
 
     return [length(CHAIN), length(tree)]
-
-
-def length_interval(measured: Sequence[Measurement], method: str) -> list[float]:
-    """Return the 95 % interval of accept_len: percentile bootstrap over prompts (1,000 resamples, fixed
-    seed)."""
-    stats = [one.runs[method].stats for one in measured]
-    counts = np.array([(one.new_tokens - one.prompts, one.steps) for one in stats])  # [prompts, 2]
-    draws = np.random.default_rng(0).integers(len(counts), size=(1000, len(counts)))
-    tokens, steps = counts[draws].sum(1).T  # [1000] each
-    return np.quantile(tokens / steps, [0.025, 0.975]).tolist()
 
 
 def generate_mismatches(run: Run) -> Measured:

@@ -12,6 +12,7 @@ from drafttrain.evaluation.metrics import (
     TRANSFORMERS,
     Measurement,
     MethodRun,
+    accept_len_interval,
     cpu_contention,
     ratio,
     ratio_interval,
@@ -244,6 +245,40 @@ def test_the_interval_draws_prompts_with_all_their_turns():
     low, high = row.speedup_interval
     assert low < row.speedup < high
     assert ratio(measurements, AUTOREGRESSIVE, "uneven") == pytest.approx(row.speedup)
+
+
+def test_the_interval_of_accept_len_draws_prompts_and_divides_sums():
+    rng = random.Random(0)
+    measurements = []
+    for prompt in range(9):
+        for turn in range(1 + prompt % 2):
+            sizes = [rng.randint(1, 4) for _ in range(rng.randint(1, 20))]
+            run = decoded(list(range(1 + sum(sizes))), sizes, 4)
+            other = decoded([1, 2], [1], 4)  # of a second repeat, which counts nowhere
+            measurements += [
+                Measurement("task", str(prompt), turn, repeat, 7, {"chain": own})
+                for repeat, own in enumerate((run, other))
+            ]
+    # and not so, drawn one by one
+    found = []
+    for draws in numpy.random.default_rng(0).integers(9, size=(1000, 9)):
+        stats = [m.runs["chain"].stats for i in draws for m in measurements if m.prompt == str(i)][::2]
+        found.append(sum(one.new_tokens - 1 for one in stats) / sum(one.steps for one in stats))
+    row = tabulate(measurements)["chain"]
+    assert row.accept_len_interval == pytest.approx(numpy.quantile(found, [0.025, 0.975]).tolist())
+    low, high = row.accept_len_interval
+    assert low < row.accept_len < high
+
+
+def test_the_interval_of_accept_len_is_always_a_number():
+    alone, none = decoded([1, 2, 3], [2], 4), decoded([1], [], 4)
+    runs = {AUTOREGRESSIVE: plain([1, 2, 3], 1.0), TRANSFORMERS: MethodRun(1.0, [1, 2, 3]), "chain": alone}
+    rows = tabulate([measured("a", runs), measured("b", runs)])
+    assert rows[TRANSFORMERS].accept_len_interval is None
+    assert rows[AUTOREGRESSIVE].accept_len_interval == [1, 1] and rows["chain"].accept_len_interval == [2, 2]
+    assert accept_len_interval([measured("a", runs)], "chain") is None
+    steps = [measured("a", {"chain": alone}), measured("b", {"chain": none})]  # some resamples have no step
+    assert tabulate(steps)["chain"].accept_len_interval == [0, 2]
 
 
 def test_peak_memory_is_that_of_the_largest_run():

@@ -159,6 +159,28 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
     assert "share of texts identical to plain decoding in float32" in card.partition("\n# ")[0]
 
 
+def test_the_interval_of_accept_len_is_on_the_card_where_it_is_known(bundle):
+    def card(**more) -> str:
+        tasks = {"x": {**ROW, **more}, "y": ROW}  # the second one of a single prompt
+        (bundle / "eval.json").write_text(json.dumps({**RESULTS, "tasks": tasks}))
+        return model_card(bundle)
+
+    known, unknown = card(accept_len_interval=[1.75, 2.25]), card()  # of an earlier version
+    assert "| x | 8 | unknown | 2.00 (1.75 to 2.25) | unknown |" in known
+    assert (
+        "| y | 8 | unknown | 2.00 | unknown |" in known and "| x | 8 | unknown | 2.00 | unknown |" in unknown
+    )
+    assert "own token, with its 95 % interval over prompts; " in known and "own token; " in unknown
+    names = {
+        metric["name"]
+        for result in ModelCard(known).data.to_dict()["model-index"][0]["results"]
+        for metric in result["metrics"]
+        if metric["type"] == "accept_len"
+    }
+    plain = "tokens per target forward"
+    assert names == {plain, f"{plain} (95 % interval over prompts 1.75 to 2.25)"}
+
+
 @pytest.mark.parametrize(
     "file, content, expected",
     [
@@ -171,6 +193,11 @@ def test_intervals_repeats_and_equal_texts_are_on_the_card(bundle):
             "eval.json",
             {**RESULTS, "tasks": {"x": {**ROW, "speedup_interval": [1]}}},
             r"speedup_interval: must be two finite numbers, got \[1\]",
+        ),
+        (
+            "eval.json",
+            {**RESULTS, "tasks": {"x": {**ROW, "accept_len_interval": 2.0}}},
+            "tasks.x.accept_len_interval: must be two finite numbers, got 2.0; give what drafttrain",
         ),
         ("eval.json", {**RESULTS, "tasks": []}, r"eval.json: tasks: must be an object, got \[\]"),
         (
