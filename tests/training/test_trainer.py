@@ -8,11 +8,13 @@ from torch.utils.data import default_collate
 
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.drafters.new import new_drafter
 from drafttrain.hidden_states.collect import collect
 from drafttrain.hidden_states.store import Document, HiddenStateStore
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.target_lm.info import target_info
-from drafttrain.training.masks import random_blocks
+from drafttrain.training.attention import block_attention
+from drafttrain.training.masks import random_blocks, whole_documents
 from drafttrain.training.packing import PackedRows
 from drafttrain.training.trainer import draft_loss, with_states
 
@@ -96,8 +98,6 @@ def test_loss_is_the_kl_of_the_next_tokens_distribution(documents, target, draft
     got, agree = found.total, found.agree
 
     everywhere = torch.ones_like(batch["loss_mask"])
-    from drafttrain.training.attention import block_attention
-
     attend = block_attention(layout)
     drafted = drafter(batch["input_ids"], batch["tapped"], batch["positions"], attend, everywhere.bool())
     log_q = F.log_softmax(drafter.lm_head(drafted), -1).view(3, 192, -1)
@@ -115,6 +115,48 @@ def test_loss_is_the_kl_of_the_next_tokens_distribution(documents, target, draft
             at += len(ids)
     torch.testing.assert_close(got, expected, atol=0, rtol=1e-4)
     assert agree == same
+
+
+@pytest.mark.parametrize("kind", ["edd", "anchored", "vdm", "eagle", "medusa", "causal_lm"])
+def test_the_first_draft_after_the_prompt_is_trained(kind, documents, target, small_lm_folder):
+    """Of one document in a packed row only the first answer token counts: it is predicted at the last
+    position of the prompt, and the loss is the KL there."""
+    kinds = {"anchored": {"kind": "edd", "anchor": True}, "medusa": {"kind": kind, "heads": 2}}
+    kinds["causal_lm"] = {"kind": kind, "model": str(small_lm_folder)}
+    config = DrafterConfig(**{"tapped_blocks": [-2], **kinds.get(kind, {"kind": kind})})
+    torch.manual_seed(0)
+    drafter = new_drafter(target, config, torch.arange(100, 300)).eval()
+    number, row = next(pair for pair in enumerate(PackedRows(documents, 192, 0).rows) if len(pair[1]) > 1)
+    before, chosen = row[:2]  # a document that follows another one
+    first = documents[chosen]["loss_mask"].index(1)
+
+    def alone(document, index):
+        trained = [int(index == chosen and i == first) for i in range(len(document["loss_mask"]))]
+        return document | {"loss_mask": trained}
+
+    rows = PackedRows(documents.map(alone, with_indices=True, keep_in_memory=True), 192, 0)
+    at = len(documents[before]["input_ids"]) + first - 1
+    batch = with_states(target, default_collate([rows[number]]))
+    assert batch["loss_mask"].nonzero().tolist() == [[0, at]]
+    layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        loss = draft_loss(drafter, drafter, target, batch, layout, chunk=7, bf16=False)
+        # what is predicted there if every position is wanted
+        causal = whole_documents(batch["document_start"], drafter.first_token)
+        attend = block_attention(layout if drafter.soft_prompts else causal) if drafter.attends else None
+        everywhere = torch.ones_like(batch["loss_mask"]).bool()
+        inputs = {**batch, "block_start": layout.block_start}
+        predictions = drafter.predictions(drafter, inputs, attend, everywhere)
+        logits = target.model(input_ids=torch.tensor([documents[chosen]["input_ids"]])).logits[0]
+        log_p = F.log_softmax(logits[first - 1, 100:300], -1)
+        kls = []
+        for one in predictions:
+            state = one.states[one.rows[0, :at].sum()]
+            kls.append((log_p.exp() * (log_p - F.log_softmax(one.head @ state, -1))).sum())
+    assert loss.positions == 1 and loss.total > 0
+    torch.testing.assert_close(loss.kl, kls[0], atol=1e-6, rtol=1e-4)
+    of_states = loss.total - sum(one.weight * kl for one, kl in zip(predictions, kls))
+    assert of_states > 1e-3 if kind == "eagle" else abs(of_states) < 1e-5
 
 
 def test_the_bias_of_a_target_s_head_counts(documents, target, drafter):
