@@ -10,6 +10,8 @@ from drafttrain.data.config import CorpusConfig, Source
 from drafttrain.data.encode import trained_runs
 from drafttrain.data.view import view_corpus
 from drafttrain.utils.errors import UserError
+from tests.conftest import CHATML
+from tests.templates import family_tokenizer
 
 
 @pytest.fixture
@@ -30,12 +32,18 @@ def shown(corpus, tokenizer, **options) -> Console:
     return console
 
 
+def trained_text(console) -> str:
+    """Return the HTML of what is shown as trained, without the legend."""
+    html = console.export_html(inline_styles=True, clear=False)
+    spans = [part.partition("</span>")[0] for part in html.split("<span")[1:] if "font-weight: bold" in part]
+    return "\n".join(text.partition(">")[2] for text in spans[1:])
+
+
 def test_trained_tokens_stand_out(corpus, chatml):
     console = shown(corpus, chatml, n=2, seed=1)
-    html = console.export_html(inline_styles=True, clear=False)
-    colored = [part.split("</span>")[0] for part in html.split("<span")[1:] if "font-weight: bold" in part]
-    assert any("Héllo 😀!&lt;|im_end|&gt;" in part for part in colored)
-    assert not any("Tell" in part or "assistant" in part for part in colored)
+    colored = trained_text(console)
+    assert "Héllo 😀!&lt;|im_end|&gt;" in colored
+    assert "Tell" not in colored and "assistant" not in colored
     text = console.export_text()
     assert text.count("Héllo") == 2
     assert "Tell [bold]" in text  # not taken for markup
@@ -50,6 +58,38 @@ def test_seed_and_split_choose_the_examples(corpus, chatml):
     assert len({text(seed=seed) for seed in range(5)}) > 1
     assert "validation[" in text(split="validation")
     assert shown(corpus, chatml, n=99).export_text().count("Héllo") == 6
+
+
+def test_what_a_template_adds_is_shown(tmp_path):
+    """A default system prompt that the chat does not have, as the target will read it."""
+    qwen = family_tokenizer("qwen2.5")
+    rows = [{"instruction": "Hi there", "output": "Hello!"}]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    config = CorpusConfig([Source(str(tmp_path / "a.json"))], validation_fraction=0)
+    build_corpus(config, qwen, tmp_path / "corpus")
+    console = shown(tmp_path / "corpus", qwen, n=1)
+    assert trained_text(console) == "Hello!&lt;|im_end|&gt;"
+    system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>"
+    assert f"<|im_start|>system\n{system}\n<|im_start|>user\nHi there" in console.export_text()
+
+
+def test_thoughts_are_shown_and_trained(tmp_path, with_template):
+    """The tokens that mark a thought may be special, which decoding often leaves out, or merely added."""
+    answer = "<think>\nA fox is red.\n</think>\n\nRed."
+    rows = [{"instruction": "The fox?", "output": answer}]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    config = CorpusConfig([Source(str(tmp_path / "a.json"))], validation_fraction=0)
+    for special in (False, True):
+        tokenizer = with_template(CHATML)
+        tokenizer.add_tokens(["<think>", "</think>"], special_tokens=special)
+        folder = tmp_path / f"corpus {special}"
+        build_corpus(config, tokenizer, folder)
+        console = shown(folder, tokenizer, n=1)
+        assert answer in console.export_text(clear=False)
+        trained = trained_text(console)
+        for line in ("&lt;think&gt;", "A fox is red.", "&lt;/think&gt;", "Red."):
+            assert line in trained
+        assert "fox?" not in trained
 
 
 def test_other_tokenizer(corpus, with_template):
