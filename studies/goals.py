@@ -56,6 +56,7 @@ class Run:
         oanc: the archive of OANC's written part.
         pair: a larger target and a small LM that drafts for it, for topic seed.
         target: a second target, for topic flagship.
+        only: names of the wanted figures, for groups that measure each at its own cost; empty for all.
         resumed: where and when the raw measurements were begun that this run has gone on with.
     """
 
@@ -69,6 +70,7 @@ class Run:
     oanc: str | None = None
     pair: list[str] | None = None
     target: str | None = None
+    only: Collection[str] = ()
     resumed: list[dict[str, Any]] = field(default_factory=list)
 
     def prompts(self, quick: int, full: int | None) -> int | None:
@@ -382,7 +384,7 @@ def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ())
         wanted = [name for name in group.goals if not only or name in only]
         if not wanted:
             continue
-        load, run.resumed = OtherLoad(), []
+        load, run.resumed, run.only = OtherLoad(), [], only
         measured = measure_group(group, run)
         machine = rounded({**describe_machine(CPU), "load": load.lap()})
         rows = [

@@ -1,7 +1,8 @@
 """EDD against the drafters that its paper compares it with, and against itself with one thing left out.
 
 All are trained for one length, each at the learning rate that is best at that length, from three seeds.
-Trains what `studies/edd/equal.py` trains, or takes what is under `runs/baselines` already.
+Trains those kinds of `studies/edd/equal.py` that are compared here, or takes what is under `runs/baselines`
+already.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from studies.edd.bench import SEEDS, Bench
-from studies.edd.equal import STEPS, equal
+from studies.edd.equal import EQUAL, STEPS, equal
 from studies.goals import FIRST_TURNS, Group, Measured, Run, Size
 
 OUT = Path("runs/baselines")
@@ -35,15 +36,17 @@ def bench(run: Run) -> Bench:
 
 def equally_trained(run: Run) -> Measured:
     """Compare accept_len of EDD with that of each rival and ablation, means over seeds; the record names the
-    commits of results that were there already."""
+    commits of results that were there already. Only what the wanted figures compare is trained."""
     loaded = bench(run)
-    found = equal(loaded)
+    pairs = {figure: pair for figure, pair in COMPARED.items() if not run.only or figure in run.only}
+    kinds = {kind for pair in pairs.values() for kind in pair}
+    found = equal(loaded, [kind for kind in EQUAL if kind in kinds])
     rows = found["rows"]
     prompts = {task: len(ids) for task, ids in loaded.prompts.items()}
     notes = {"steps": STEPS, "commits": found["commits"]}
     return {
         figure: {**compared(rows[ours], rows[theirs], prompts), **notes}
-        for figure, (ours, theirs) in COMPARED.items()
+        for figure, (ours, theirs) in pairs.items()
     }
 
 

@@ -17,6 +17,7 @@ from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
 from drafttrain.training.config import TrainingConfig
 from drafttrain.utils.errors import UserError
+from studies import goals
 from studies.edd import answer_lengths, equal, figure5, on_policy, table1, table3, variants
 from studies.edd import bench as bench_module
 from studies.figures import drafters
@@ -117,7 +118,9 @@ def test_figures_compare_equal_training_at_the_rate_best_for_it(monkeypatch):
     found = drafters.equally_trained(Run("baselines"))
     assert set(found) == set(drafters.GROUPS[0].goals)
     assert {training.max_steps for _, _, training, _ in bench.asked} == {equal.STEPS}
-    for name in equal.EQUAL:
+    compared = {kind for pair in drafters.COMPARED.values() for kind in pair}
+    assert {asked.partition("-equal")[0] for asked, *_ in bench.asked} == compared < set(equal.EQUAL)
+    for name in compared:
         rates = [(t.lr, t.seed) for asked, _, t, _ in bench.asked if asked.startswith(f"{name}-equal")]
         best = favourite["eagle" if name.startswith("eagle") else name.partition("-")[0]]
         assert rates == [*((rate, 0) for rate in bench_module.RATES), (best, 1), (best, 2)]
@@ -132,6 +135,17 @@ def test_figures_compare_equal_training_at_the_rate_best_for_it(monkeypatch):
     assert found["edd_vs_medusa"]["tasks"]["gsm8k"] == pytest.approx(1.49 / 1.59)
     assert found["edd_vs_vdm"]["size"] == {"prompts": drafters.TASKS, "seeds": 3}
     assert found["edd_vs_vdm"]["commits"] == ["a"]
+
+
+def test_a_figure_alone_trains_what_it_compares(monkeypatch, tmp_path, capsys):
+    bench = Trained(lambda d, t: 1.5)
+    bench.prompts = dict.fromkeys(drafters.TASKS, range(80))
+    monkeypatch.setattr(drafters, "bench", lambda run: bench)
+    monkeypatch.setattr(goals, "RAW", tmp_path)
+    goals.measure_topic(drafters.GROUPS, Run("flagship"), ["kl_vs_ce", "edd_vs_vdm"])
+    figures = [json.loads(line)["figure"] for line in capsys.readouterr().out.splitlines()]
+    assert figures == ["edd_vs_vdm", "kl_vs_ce"]
+    assert {asked.partition("-equal")[0] for asked, *_ in bench.asked} == {"edd", "edd-ce", "vdm"}
 
 
 def test_intervals_are_over_prompts_and_seeds():
