@@ -177,11 +177,13 @@ def show(diagnosis: Diagnosis, length: int, console: Console) -> None:
         "with a tree instead, about "
         + ", ".join(f"{length:.2f} with {n} children" for n, length in diagnosis.trees.items()),
         *_longer(diagnosis),
+        f"with all tokens in the draft vocabulary, about +{diagnosis.vocabulary_gain:.2f}",
         "",
         "most likely to help:" if diagnosis.changes else "no cause stands out: more text and longer training",
     ]
+    most = length + 1 - diagnosis.accept_len  # if every draft was accepted
     for number, one in enumerate(diagnosis.changes[:NAMED], 1):
-        gain = "gain unknown" if one.gain is None else f"about +{one.gain:.2f}"
+        gain = f"gain unknown, at most +{most:.2f}" if one.gain is None else f"about +{one.gain:.2f}"
         lines.append(f"{number}. {one.cause} ({gain}): {one.why}; {one.remedy}")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)

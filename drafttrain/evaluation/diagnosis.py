@@ -67,6 +67,7 @@ class Diagnosis:
         tables: groups of drafts, by the name of what they are grouped by.
         trees: estimated accept_len of a tree, by the number of children of each node on the path.
         chains: estimated accept_len of chains longer than the decoded ones, by their number of drafts.
+        vocabulary_gain: estimated gain of accept_len if all tokens were in the draft vocabulary.
         changes: most helpful first.
     """
 
@@ -78,6 +79,7 @@ class Diagnosis:
     tables: dict[str, list[Group]]
     trees: dict[int, float]
     chains: dict[int, float]
+    vocabulary_gain: float
     changes: list[Change] = field(default_factory=list)
 
 
@@ -106,8 +108,9 @@ def diagnose_drafts(
     trees = {n: chain_len(drafts, lambda one, n=n: one.rank is not None and one.rank < n) for n in CHILDREN}
     decoded = max((one.depth for one in drafts), default=0)
     chains = {n: chain_len(drafts, length=n) for n in LENGTHS if n > decoded}
+    vocabulary_gain = chain_len(drafts, like=lambda one: one.rank is not None) - base
     found = [
-        _vocabulary(drafts, base),
+        _vocabulary(drafts, vocabulary_gain),
         _later_depths(drafts, base),
         _later_positions(drafts, base),
         _longer_contexts(drafts, base, max_length),
@@ -122,6 +125,7 @@ def diagnose_drafts(
         tables,
         trees,
         chains,
+        vocabulary_gain,
         ranked([one for one in found if one is not None]),
     )
 
@@ -234,11 +238,10 @@ def _count(n: int, bounds: Sequence[int]) -> str:
     return f"{low} and more" if high is None else str(low) if low == high else f"{low} to {high}"
 
 
-def _vocabulary(drafts: Sequence[Draft], base: float) -> Change | None:
+def _vocabulary(drafts: Sequence[Draft], gain: float) -> Change | None:
     missing = [one for one in drafts if one.rank is None]
     if len(missing) < FEW // 5:
         return None
-    gain = chain_len(drafts, like=lambda one: one.rank is not None) - base
     share = len(missing) / sum(not one.accepted for one in drafts)
     return Change(
         "vocabulary",

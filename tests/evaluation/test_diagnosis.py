@@ -1,9 +1,12 @@
 """The judgement of drafts, on made-up ones; spoiled drafters are in tests/training."""
 
+import io
 import random
 
 import pytest
+from rich.console import Console
 
+from drafttrain.evaluation.diagnose import show
 from drafttrain.evaluation.diagnosis import (
     Change,
     chain_len,
@@ -155,6 +158,28 @@ def test_what_longer_chains_bring():
     assert chain_len(drafts, length=2) == 1.75
     assert chain_len(drafts, length=6) == 1.875 + 0.125 * (1 + 0.5 + 0.25)
     assert diagnose_drafts(drafts).chains == {n: chain_len(drafts, length=n) for n in (8, 12)}
+
+
+def test_what_a_larger_vocabulary_brings_is_printed_where_it_is_no_cause():
+    """Two drafts in 30 are outside: too few for a cause."""
+    drafts = [draft(1, rank == 0, rank=rank) for rank in [0] * 14 + [1] * 14 + [None] * 2]
+    found = diagnose_drafts(drafts)
+    assert found.vocabulary_gain == pytest.approx(14 / 28 - 14 / 30) and not found.changes
+    assert "all tokens in the draft vocabulary, about +0.03\n" in printed(found)
+    assert diagnose_drafts(drafts[:28]).vocabulary_gain == 0
+
+
+def test_an_unknown_gain_has_the_bound_of_accepting_everything():
+    found = diagnose_drafts([draft(1, i % 2 == 0) for i in range(40)], accept_len=1.5)
+    found.changes = [Change("a", "why", "remedy", None, True), Change("b", "why", "remedy", 0.25)]
+    text = printed(found)
+    assert "1. a (gain unknown, at most +3.50): why" in text and "2. b (about +0.25): why" in text
+
+
+def printed(diagnosis):
+    console = Console(file=io.StringIO(), width=200)
+    show(diagnosis, LENGTH, console)
+    return console.file.getvalue()
 
 
 def test_what_is_certain_comes_first():
