@@ -16,8 +16,6 @@ from drafttrain.drafters.model import DraftModel
 from drafttrain.utils.errors import brief
 from drafttrain.utils.folders import new_folder
 
-AS_GOOD = 0.99  # of the highest accept_len: a few prompts cannot separate them, so the later one is taken
-
 STATE = "trainer_state.json"  # the last file of a checkpoint that the Trainer writes
 COMPUTED = "computed.json"  # how a checkpoint's steps were computed
 
@@ -86,11 +84,15 @@ class KeepBest(TrainerCallback):
 
 
 def best_evaluation(state: TrainerState, lost: Collection[int] = ()) -> dict[str, float] | None:
-    """Return the log's latest evaluation with an accept_len within 1 % of the highest; None without any.
+    """Return the log's latest evaluation with an accept_len within the standard error of the highest, from
+    which the prompts cannot tell it apart: later ones have learned more. None without any.
 
     Args:
         lost: steps whose evaluations are ignored.
     """
     found = [one for one in state.log_history if one.get("eval_accept_len") and one["step"] not in lost]
-    highest = max((one["eval_accept_len"] for one in found), default=0.0)
-    return next((one for one in reversed(found) if one["eval_accept_len"] >= AS_GOOD * highest), None)
+    if not found:
+        return None
+    highest = max(found, key=lambda one: one["eval_accept_len"])
+    least = highest["eval_accept_len"] - highest.get("eval_accept_len_error", 0.0)
+    return next(one for one in reversed(found) if one["eval_accept_len"] >= least)

@@ -49,7 +49,7 @@ class TrainingConfig:
         eval_new_tokens: tokens decoded per prompt; the first comes from the prompt, without a draft.
         eval_draft_length: length of the drafted chains.
         select: the drafter to keep: "accept_len", that of the evaluation with the highest accept_len (the
-            last within 1 % of it), or "last".
+            last within its standard error over the prompts), or "last".
         logging_steps: optimizer steps between log lines.
         save_steps: optimizer steps between checkpoints.
         save_total_limit: checkpoints kept.

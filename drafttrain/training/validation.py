@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
 from drafttrain.drafters.model import DraftModel
-from drafttrain.inference.decode import decode_all
+from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.masks import random_blocks
 from drafttrain.training.packing import PackedRows
@@ -32,6 +34,7 @@ class Validation:
     top1_agreement: share of the positions where the most likely tokens agree (within the draft vocabulary).
     lost_mass: share of the target's probability outside the draft vocabulary.
     accept_len, accept_len_nonrepeated, repetition: of greedy chains of `eval_draft_length` on the prompts.
+    accept_len_error: standard error of accept_len over the prompts.
 
     Args:
         rows: the corpus's validation split.
@@ -86,14 +89,33 @@ class Validation:
         return total
 
     def acceptance(self, drafter: DraftModel) -> dict[str, float | None]:
+        n = len(self.prompts)
         length = min(self.config.eval_draft_length, drafter.max_depth or self.config.eval_draft_length)
         proposer = TreeProposer(drafter, ChainPolicy(length))
-        _, stats = decode_all(self.target, proposer, self.prompts, self.config.eval_new_tokens)
+        stats, tokens, steps = (
+            DecodeStats(),
+            np.full(n, -1.0),
+            np.full(n, -1.0),
+        )  # without those of the prompt
+        limit = self.config.eval_new_tokens
+        for step in decode(self.target, proposer, self.prompts, limit, stats=stats):
+            emitted = np.array([len(own) for own in step.tokens])  # [prompts]
+            tokens, steps = tokens + emitted, steps + (emitted > 0)
         return {
             "accept_len": stats.accept_len,
+            "accept_len_error": ratio_error(tokens, steps),
             "accept_len_nonrepeated": stats.accept_len_nonrepeated,
             "repetition": stats.repetition,
         }
+
+
+def ratio_error(numerators: np.ndarray, denominators: np.ndarray) -> float:
+    """Return the standard error of Σ numerators / Σ denominators, both [n], over n prompts; 0 for one."""
+    n, total = len(numerators), denominators.sum()
+    if n < 2 or total == 0:
+        return 0.0
+    rest = numerators - numerators.sum() / total * denominators
+    return float(np.sqrt(n / (n - 1) * (rest**2).sum()) / total)
 
 
 def validation_prompts(

@@ -134,6 +134,7 @@ def test_a_damaged_best_is_not_taken(run_training, monkeypatch, capsys):
     [
         ([1.0, 2.0, 1.5], (), 2),
         ([1.0, 2.0, 1.985, 1.9], (), 3),  # as good, and later
+        ([1.0, 2.0, 1.985, 2.005], (), 4),
         ([3.0, 2.0, 2.5], (1,), 3),
         ([3.0, 2.0, 1.9], (1, 2), 3),
         ([3.0], (1,), None),
@@ -142,9 +143,17 @@ def test_a_damaged_best_is_not_taken(run_training, monkeypatch, capsys):
     ],
 )
 def test_the_best_evaluation(lengths, lost, chosen):
-    log = [{"step": i + 1, "eval_accept_len": length} for i, length in enumerate(lengths)]
+    log = [
+        {"step": i + 1, "eval_accept_len": length, "eval_accept_len_error": 0.02}
+        for i, length in enumerate(lengths)
+    ]
     found = best_evaluation(TrainerState(log_history=[{"step": 1, "loss": 9.0}, *log]), lost)
     assert (found and found["step"]) == chosen
+
+
+def test_an_evaluation_without_an_error_must_have_the_highest():
+    log = [{"step": i, "eval_accept_len": length} for i, length in ((1, 2.0), (2, 2.0), (3, 1.999))]
+    assert best_evaluation(TrainerState(log_history=log))["step"] == 2
 
 
 def test_a_drafter_that_forgets_is_not_taken(run_training, taught_folder, tiny_llama, tmp_path):

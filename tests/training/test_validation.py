@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset, load_from_disk
@@ -11,7 +12,7 @@ from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.validation import TEXT_PROMPT, Validation, validation_prompts
+from drafttrain.training.validation import TEXT_PROMPT, Validation, ratio_error, validation_prompts
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError
 
@@ -54,11 +55,25 @@ def test_lost_mass_is_what_the_draft_vocabulary_misses(settings, target, split, 
 def test_acceptance_is_that_of_the_decode_loop(settings, target, split, drafter):
     config = settings(eval_prompt_limit=3, eval_draft_length=4, eval_new_tokens=10)
     validation = Validation(config, target, PackedRows(split, 192, 0))
-    emitted = forwards = 0
+    emitted, forwards = [], []
     for prompt in validation.prompts:
         _, stats = decode_all(target, TreeProposer(drafter, ChainPolicy(4)), [prompt], 10)
-        emitted, forwards = emitted + stats.new_tokens - 1, forwards + stats.steps
-    assert validation.acceptance(drafter)["accept_len"] == pytest.approx(emitted / forwards)
+        emitted, forwards = [*emitted, stats.new_tokens - 1], [*forwards, stats.steps]
+    found, expected = validation.acceptance(drafter), sum(emitted) / sum(forwards)
+    assert found["accept_len"] == pytest.approx(expected)
+    rest = [own - expected * steps for own, steps in zip(emitted, forwards)]
+    error = (3 / 2 * sum(one**2 for one in rest)) ** 0.5 / sum(forwards)
+    assert found["accept_len_error"] == pytest.approx(error)
+
+
+def test_the_error_of_a_ratio_is_its_spread_over_samples():
+    rng = np.random.default_rng(0)
+    steps = rng.integers(10, 60, (4000, 16)).astype(float)
+    tokens = steps * rng.normal(2.0, 0.3, (4000, 16))
+    spread = (tokens.sum(1) / steps.sum(1)).std()
+    errors = [ratio_error(*both) for both in zip(tokens[:500], steps[:500])]
+    assert np.mean(errors) == pytest.approx(spread, rel=0.05)
+    assert ratio_error(tokens[0, :1], steps[0, :1]) == ratio_error(np.zeros(2), np.zeros(2)) == 0.0
 
 
 def test_prompts_end_where_training_begins(settings, target, split):
