@@ -30,8 +30,9 @@ def as_target(target: object, tokenizer: PreTrainedTokenizerBase | None = None) 
         raise UserError(f"target: must be a folder, a Hub id or a loaded model, got {shown(target)}")
     if tokenizer is None:
         if not target.name_or_path:
-            problem = "got a model without name_or_path; set it"
-            raise UserError(f"target: must know where its tokenizer is, {problem}")
+            raise UserError(
+                "target: must know where its tokenizer is, got a model without name_or_path; set it"
+            )
         tokenizer = load_tokenizer(target.name_or_path)
     frozen = FrozenTarget(target, tokenizer, target.name_or_path or type(target).__name__)
     limit_threads()

@@ -99,7 +99,7 @@ def test_processes_give_what_one_gives(folders, members, whole, prompts, tmp_pat
 
 
 def replayed(target, drafters, job, text):
-    """The hits and timesteps of a replay of a job's text."""
+    """Return the hits and timesteps of a replay of a job's text."""
     target.tap([0, 2] if job["reads_states"] else [])
     ids = torch.tensor([[*job["prompt"], *text]])
     tapped = target.encode(ids, torch.zeros_like(ids)).tapped[0]
@@ -110,8 +110,8 @@ def replayed(target, drafters, job, text):
 
 
 def fewest_seconds(job, timesteps):
-    """What the messages of a job with a slow link take at least at the first stage: from stage to stage the
-    prompt and each further token, then the broadcast."""
+    """Return the seconds that the messages of a job with a slow link take at least at the first stage: from
+    stage to stage the prompt and each further token, then the broadcast."""
     link, n, hops = Link(**job["link"]), len(job["prompt"]), len(BLOCKS) - 1
     size = 2 * 8 + 64 * 4  # of a token: itself, its parent and its state
     first = hops * link.message(n * size) + link.seconds

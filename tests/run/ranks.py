@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -43,12 +44,18 @@ def started(
         for i, command in enumerate(commands):
             with open(folder / f"{i}.out", "w") as out, open(folder / f"{i}.err", "w") as err:
                 env = {**os.environ, **place, "RANK": str(i)} if place else None
-                processes.append(subprocess.Popen(command, env=env, stdout=out, stderr=err))
+                processes.append(
+                    subprocess.Popen(command, env=env, stdout=out, stderr=err, preexec_fn=_hear_ctrl_c)
+                )
         yield processes
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def _hear_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which workers of the suite may ignore
 
 
 def started_ranks(words: Sequence[str], n: int, folder: Path):
