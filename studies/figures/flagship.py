@@ -77,12 +77,14 @@ def best_accept_len(run: Run) -> Measured:
 
 
 def reproduces(run: Run) -> Measured:
-    """Train plain EDD by its recipe, and compare its accept_len with that of the committed drafter."""
+    """Train plain EDD by its recipe, and compare its accept_len with that of the committed drafter that the
+    recipe made."""
     folder = run.folder("recipe_reproduces")
     overrides = ["--output", str(folder / "run"), "--evaluate.prompts", "[]"]
     workflow = Workflow(load_recipe(EDD_RECIPE, overrides), STAGES)
     workflow.run(last="train")
-    bundles = {"trained": workflow.folder("train") / "drafter", "committed": Path(DRAFTERS[0])}
+    committed = Path("model_cards") / workflow.recipe.export.name
+    bundles = {"trained": workflow.folder("train") / "drafter", "committed": committed}
     rows = {name: accept_len(run, bundle, folder / name) for name, bundle in bundles.items()}
     lengths = {name: row["value"] for name, row in rows.items()}
     value = lengths["trained"] / lengths["committed"]
