@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 RECORDED = {
     "smollm2-135m-edd": 1.708,
     "smollm2-135m-edd-anchored": 1.663,
+    "smollm2-135m-edd-shipped": 1.663,
     "smollm2-135m-edd-thoughts": 1.560,  # for sampled drafts
 }
 OTHERS = {"qwen2.5-coder-0.5b-edd-anchored"}  # whose target is not fetched here
