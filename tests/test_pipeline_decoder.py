@@ -172,7 +172,7 @@ def test_after_a_mistake_the_next_one_can_be_made(alone, tiny_target_folder, tin
         assert pipeline.generate(PROMPTS[0]).token_ids
 
 
-@pytest.mark.skipif(variant() is None, reason="no native kernels here")
+@pytest.mark.skipif(variant() is None, reason="the native kernels need a C++ compiler and AVX2")
 @pytest.mark.parametrize("is_lm", [False, True])
 @pytest.mark.parametrize("rank", ["alone", "beside"])
 def test_a_packed_drafter_maps_no_file(tiny_target_folder, tiny_bundle, tmp_path, is_lm, rank):

@@ -19,7 +19,7 @@ from drafttrain.trees.lists import tree_of_lists
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79]
 ROOTS = [5, 9, 5]  # what follows in each fork
-NATIVE = pytest.mark.skipif(not is_available(), reason="no native kernels here")
+NATIVE = pytest.mark.skipif(not is_available(), reason="the native kernels need a C++ compiler and AVX2")
 
 
 @pytest.fixture(scope="module")

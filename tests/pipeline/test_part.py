@@ -41,7 +41,7 @@ CUTS = [(4,), (1, 3), (2, 1, 1)]
 @pytest.mark.parametrize("native", [False, True])
 def test_a_tree_has_the_states_of_the_whole(folders, whole, family, cuts, native):
     if native and variant() is None:
-        pytest.skip("no native kernels here")
+        pytest.skip("the native kernels need a C++ compiler and AVX2")
     target, first = whole(family, [1, 2]), 0
     prompt = torch.randint(3, 512, (1, 9))
     tree = tree_of_lists([[5, 6, 7, 8, 9, 10]], [[-1, 0, 0, 1, 1, 2]], prompt.device)
@@ -166,7 +166,7 @@ def test_the_probe_compares_the_stages_with_the_whole(folders, members, native):
             check_cut(pipeline[-1], logits()[-1], place, ids, is_rounded=False)
 
 
-@pytest.mark.skipif(variant() is None, reason="no native kernels here")
+@pytest.mark.skipif(variant() is None, reason="the native kernels need a C++ compiler and AVX2")
 @pytest.mark.parametrize("rounding", [False, True])
 def test_the_probe_is_exact_in_bf16(folders, members, rounding):
     """Products that round their inputs, and keys and values in bf16, hide no error and are none."""

@@ -205,7 +205,7 @@ def test_groups_share_a_layer(members, whole, texts, prompts, groups):
 @pytest.mark.parametrize("native", [False, True])
 def test_every_kind_of_drafter(members, whole, folders, texts, prompts, kind, native):
     if native and variant() is None:
-        pytest.skip("no native kernels here")
+        pytest.skip("the native kernels need a C++ compiler and AVX2")
     settings = {
         "anchored": {"kind": "edd", "anchor": True},
         "causal_lm": {"kind": kind, "model": str(folders["llama"])},

@@ -76,7 +76,7 @@ def test_mistakes_in_slow_links_are_one_line(tools, given, user, tc, problem):
 
 def test_a_slow_link(words, tmp_path):
     if os.geteuid():
-        pytest.skip("needs root")
+        pytest.skip("network namespaces and tc need root")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     root = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
     done = run_slow_link("1", "0.5", *words, env={**os.environ, "PATH": path, "PYTHONPATH": root})
