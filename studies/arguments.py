@@ -50,6 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "NAME=FILE",
         "help": "prompts of a task in place of the paper's tasks; may be repeated",
     },
+    "wmt14": {"metavar": "FILE", "help": "prompts of WMT14, which may not be redistributed"},
     "texts": {
         "nargs": "+",
         "choices": ["passages", "code", "answers"],

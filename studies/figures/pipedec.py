@@ -18,6 +18,7 @@ from drafttrain.run.pipeline import LOST
 from drafttrain.target_lm.loading import resolve_target
 from drafttrain.utils.writing import write_json
 from studies.arguments import BUNDLE, MT_BENCH
+from studies.figures.machine_setting import in_dtype
 from studies.figures.pipedec_counts import (
     BEST_FIRST_FIGURE,
     HIT_FIGURES,
@@ -61,14 +62,15 @@ def update_prune(run: Run) -> Measured:
     found = upkeep.upkeep(pair, resolve_target(pair.target.name))
     notes = {f"{name}_ms": 1e3 * seconds for name, seconds in found.items()}
     slower = max(notes["stage_ms"], notes["drafter_ms"] + notes["growing_ms"])
-    return {"update_prune_ms": {"value": slower, **notes}}
+    return {"update_prune_ms": {"value": slower, **notes, "machine": in_dtype(pair.target)}}
 
 
 def rank_memory(run: Run) -> Measured:
     """Measure the memory of two ranks over their shares."""
     rows = memory.by_rank(["--recipe", RECIPE], 2)
     largest = max(rows, key=lambda row: row["bytes"])
-    return {"rank_memory": {"value": largest["bytes"] / largest["share"], "ranks": rows}}
+    machine = {"dtype": largest["dtype"]}
+    return {"rank_memory": {"value": largest["bytes"] / largest["share"], "ranks": rows, "machine": machine}}
 
 
 def pipeline_mismatches(run: Run) -> Measured:
@@ -78,11 +80,12 @@ def pipeline_mismatches(run: Run) -> Measured:
     prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
     rows = mismatches.compare_both(pair, resolve_target(pair.target.name), prompts, MISMATCH_TOKENS)
     write_json(run.folder("pipedec_mismatches") / "mismatches.json", rows)
-    size = {"prompts": {"mt_bench": len(prompts)}}
-    differ = sum(row["differ"] for row in rows)
-    return {
-        "pipeline_mismatches": {"value": differ, "texts": sum(row["texts"] for row in rows), "size": size}
+    notes = {
+        "texts": sum(row["texts"] for row in rows),
+        "size": {"prompts": {"mt_bench": len(prompts)}},
+        "machine": in_dtype(pair.target),
     }
+    return {"pipeline_mismatches": {"value": sum(row["differ"] for row in rows), **notes}}
 
 
 def lost_ranks(run: Run) -> Measured:

@@ -17,6 +17,7 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import CostCurve
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
+from studies.figures.machine_setting import in_dtype
 from studies.goals import Measured, Run
 from studies.pipedec import counts, tasks, top_k
 from studies.pipedec.counts import Counted, Shape
@@ -34,6 +35,7 @@ BEST_FIRST_FIGURE = "sim14_best_first_vs_stpp"
 SIMULATED_FIGURES, HIT_FIGURES = ("sim14_vs_pp", "sim14_vs_stpp"), ("hits_vs_static", "deep_hits")
 RAW, SAMPLED_RAW, CURVES = "pipedec_counts", "pipedec_counts_sampled", "curves.json"
 CONTEXT, ROUNDS = 256, 7  # of the curves
+TOP_K_DTYPE = "bfloat16"
 
 
 def accelerators(stages: int, hidden: int) -> Machines:
@@ -210,7 +212,7 @@ def slowdown(pair: Pair, prompts: Tasks, folder: Path, greedy_folder: Path, new_
 
 def _size(pair: Pair, prompts: Tasks, new_tokens: int) -> dict[str, Any]:
     texts = {"new_tokens": new_tokens, "target": pair.target.name}
-    return {"size": {"prompts": tasks.sizes(prompts)}, "texts": texts}
+    return {"size": {"prompts": tasks.sizes(prompts)}, "texts": texts, "machine": in_dtype(pair.target)}
 
 
 def speed(
@@ -236,7 +238,8 @@ def top8(run: Run) -> Measured:
     texts."""
     if not run.pair:
         return {"top8_accuracy": NO_PAIR}
-    found = top_k.compare(*run.pair, "bfloat16")
+    found = top_k.compare(*run.pair, TOP_K_DTYPE)
     folder = run.folder("pipedec_top_k")
     write_json(folder / "top_k.json", found)
-    return {"top8_accuracy": {"value": min(row["accuracy"][8] for row in found.values()), "texts": found}}
+    notes = {"texts": found, "machine": {"dtype": TOP_K_DTYPE}}
+    return {"top8_accuracy": {"value": min(row["accuracy"][8] for row in found.values()), **notes}}

@@ -20,6 +20,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 from studies import ROOT, arguments
+from studies.figures.machine_setting import in_dtype
 from studies.goals import Measured, Run
 from studies.pipedec import modes, pacing, tasks, tuning
 from studies.pipedec.ratios import Name, ratio
@@ -265,7 +266,7 @@ def sim_error(run: Run) -> Measured:
             expected = sum(times[one] for one in measured)
             errors[f"{name.split(',')[0]} {mode}"] = expected / sum(measured.values()) - 1
     worst = max(errors.values(), key=abs)
-    return {"sim_error": {"value": abs(worst), "errors": errors}}
+    return {"sim_error": {"value": abs(worst), "errors": errors, "machine": in_dtype(pair.target)}}
 
 
 def calibrated(folder: Path, keys: Mapping[str, Any]) -> Path:
@@ -303,8 +304,13 @@ def sync(run: Run) -> Measured:
     """Time messages and upkeep at the end of a timestep of two ranks, layers of eight nodes."""
     run.check_quiet()
     keys = {"width": 8, "children": 8}
-    costs = read_costs(str(calibrated(run.folder("pipedec_sync"), keys)))
-    notes = {"with_own_work_ms": 1e3 * costs.sync, "hop_ms": 1e3 * costs.hop[costs.sizes.index(8)]}
+    path = calibrated(run.folder("pipedec_sync"), keys)
+    costs = read_costs(str(path))
+    notes = {
+        "machine": read_json(path)["machine"],
+        "with_own_work_ms": 1e3 * costs.sync,
+        "hop_ms": 1e3 * costs.hop[costs.sizes.index(8)],
+    }
     return {"sync_ms": {"value": 1e3 * costs.waiting, **notes}}
 
 

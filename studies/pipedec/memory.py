@@ -14,6 +14,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence, Set
 from pathlib import Path
+from typing import Any
 
 from drafttrain.pipeline.config import PipelineConfig
 from drafttrain.utils.writing import write_json
@@ -35,7 +36,7 @@ def study(args: Namespace) -> None:
         print(f"rank {rank}: {own:.0f} MB of {share:.0f}, {own / share:.3f}")
 
 
-def by_rank(words: Sequence[str], world_size: int) -> list[dict[str, int]]:
+def by_rank(words: Sequence[str], world_size: int) -> list[dict[str, Any]]:
     """Measure each rank in a process of its own, one after the other."""
     command = [sys.executable, "-m", "studies.pipedec.memory", *words]
     rows = []
@@ -63,13 +64,14 @@ def resident(weights: Set[str]) -> tuple[int, int]:
     return 1024 * own, 1024 * mapped
 
 
-def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
-    """Load what a rank has; return its bytes and its share."""
+def measure(config: PipelineConfig, rank: int) -> dict[str, Any]:
+    """Load what a rank has; return its bytes, its share, and their dtype."""
     import gc
 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM  # noqa: F401  imported before the first look
 
+    from drafttrain.kernels.machine import dtype_name
     from drafttrain.kernels.team import native_team
     from drafttrain.pipeline.part import part_bytes
     from drafttrain.pipeline_decoder import cut, folders_of, load_member
@@ -105,7 +107,7 @@ def measure(config: PipelineConfig, rank: int) -> dict[str, int]:
             share += sum(own.values())
     gc.collect()
     own, mapped = (after - earlier for after, earlier in zip(resident(weights), before))
-    return {"bytes": own + mapped, "mapped": mapped, "share": share}
+    return {"bytes": own + mapped, "mapped": mapped, "share": share, "dtype": dtype_name(dtype)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

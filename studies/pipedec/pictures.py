@@ -6,7 +6,8 @@
 Figure 1: who works when, with a static tree and with a tree in flight. Figure 2: the first timesteps of three
 stages with two children for each node and layers of three. Figure 4: milliseconds per token and hit rate by
 width and children at 14 stages. Figure 5: milliseconds per token by stages and mode. Figure 6: hit rates by
-task. Figure 7: greedy and sampled. Figure 8: tokens per second by the number of requests at a time. Times are
+task. Figure 7: greedy and sampled. Figure 8: tokens per second by the number of requests at a time, twelve
+prompts, of the tasks in turn. Prompts of WMT14 count where --wmt14 names their file. Times are
 those of the accelerators in `studies/figures/pipedec_counts.py`. Counts are kept in --out and not made twice;
 the numbers of the charts go there as well, pictures to --pictures.
 """
@@ -40,7 +41,7 @@ from studies.seed.drawing import Block, Lane
 from studies.seed.pairs import Pair, load_pair
 
 WIDTHS, ALL_CHILDREN = (8, 16, 32, 64, 128), (2, 4, 8, 16)
-AT_ONCE = range(1, 9)
+AT_ONCE, REQUESTS = range(1, 9), 12  # of Figure 8
 SHOWN = 40  # timesteps of Figures 1 and 2
 SMALL = (3, 3, 2)  # groups, width and children of Figure 2
 Legend = list[tuple[str, int | str, bool]]
@@ -49,6 +50,13 @@ Legend = list[tuple[str, int | str, bool]]
 def of(rows: Sequence[Counted], shape: Shape) -> list[Counted]:
     """Return the texts against which a shape was grown."""
     return [one for one in rows if one.shape == shape]
+
+
+def in_turn(rows: Sequence[Counted], n: int) -> list[Counted]:
+    """Return n texts, of the tasks in turn."""
+    names = dict.fromkeys(one.task for one in rows)
+    turns = itertools.zip_longest(*([one for one in rows if one.task == name] for name in names))
+    return [one for turn in turns for one in turn if one is not None][:n]
 
 
 def milliseconds(rows: Sequence[Counted], mode: str, shape: Shape, machines: Machines) -> float:
@@ -202,7 +210,7 @@ def figure_7(rows: Sequence[Counted], static: Shape, machines: Machines, seeds: 
 def figure_8(rows: Sequence[Counted], static: Shape, machines: Machines) -> list[Panel]:
     """Return tokens per second by the number of requests at a time."""
     flight = ("flight", None, 14, WIDTH, CHILDREN)
-    flights, trees = of(rows, flight), of(rows, static)
+    flights, trees = (in_turn(of(rows, shape), REQUESTS) for shape in (flight, static))
     tokens = sum(one.tokens for one in flights)
 
     def rate(mode: str, at_once: int) -> float:
@@ -240,7 +248,8 @@ def needed(statics: Sequence[Shape], seeds: Sequence[int]) -> tuple[list[Shape],
 
 def grow(pair: Pair, args: Namespace, seeds: Sequence[int]) -> list[Counted]:
     """Grow all trees that are needed."""
-    prompts = tasks.read_tasks({}, args.limit)
+    more = {tasks.BY_PATH: args.wmt14} if args.wmt14 else {}
+    prompts = tasks.read_tasks(more, args.limit)
     greedy, sampled = needed(counts.statics(CHILDREN), seeds)
     raw, rows = args.out / f"counts_{pair.name}.jsonl", []
     for seed, shapes in {None: greedy, **sampled}.items():
@@ -314,7 +323,7 @@ def study(args: Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    names = ("bundle", "target", "limit", "new_tokens", "dtype", "pictures")
+    names = ("bundle", "target", "limit", "new_tokens", "dtype", "wmt14", "pictures")
     defaults = {"dtype": "bfloat16", "limit": tasks.PROMPTS, "new_tokens": 64}
     return arguments.run(study, __doc__, argv, names, "runs/pipedec", **defaults)
 

@@ -250,7 +250,7 @@ def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path
     monkeypatch.setattr(pictures, "ALL_CHILDREN", (1, 2))
     monkeypatch.setattr(tasks, "read_tasks", lambda more, limit: some_tasks)
     pair = load_pair("A", str(tiny_target_folder), str(tiny_target_folder), "float32")  # always right
-    args = Namespace(limit=None, new_tokens=10, out=tmp_path)
+    args = Namespace(limit=None, new_tokens=10, wmt14=None, out=tmp_path)
     rows, seeds = pictures.grow(pair, args, range(1)), range(1)
     drawn = dict(pictures.timelines(rows, pair.target.hidden_size))
     charts = pictures.charts(rows, pair.target.hidden_size, seeds)
@@ -269,6 +269,8 @@ def test_pictures_show_what_was_counted(tiny_target_folder, some_tasks, tmp_path
     in_turn, trees, flight = (series.ys for series in chart.series)
     assert in_turn[2] > 2.5 * in_turn[0] and len(set(flight)) == 1  # three prompts, and no more
     assert in_turn[2] == pytest.approx(in_turn[7]) and trees[0] > in_turn[0]
+    asked = [(one.task, one.prompt) for one in pictures.in_turn(pictures.of(rows, static), 2)]
+    assert asked == [("a", "0"), ("b", "0")]
 
 
 def test_all_modes_write_the_targets_texts(pair, tiny_target_folder, some_tasks):
