@@ -155,13 +155,26 @@ class ReasonConfig(SearchConfig):
             )
         check_ranges(self.task, "task")
         policy = (self.tree or "").removeprefix("ngram").removeprefix("+")
-        if policy:
-            _check_policy(policy)
+        draws = bool(policy) and _draws(policy)
+        if draws and self.tree != policy:
+            raise UserError(
+                f"tree: ngram+ must join a tree of most probable tokens, got {self.tree}; n-grams have no "
+                "probabilities to draw from"
+            )
+        if draws and self.scheduler.shared_ngrams is True:
+            raise UserError(
+                f"scheduler.shared_ngrams: must be false or auto with tree {self.tree}, got true; n-grams "
+                "have no probabilities to draw from"
+            )
 
 
-def _check_policy(tree: str) -> None:
-    """Refuse a growth policy that does not exist or has wrong settings, unless its bundle gives some."""
+def _draws(tree: str) -> bool:
+    """Return whether a growth policy draws its candidates.
+
+    Raises:
+        UserError: it does not exist or has wrong settings, and no bundle gives some.
+    """
     from drafttrain.trees.parse import parse_policy, takes_classifier, takes_costs  # lazy: imports torch
 
-    if not takes_costs(tree) and not takes_classifier(tree):
-        parse_policy(tree, others=("ngram", "ngram+POLICY"))
+    needs_bundle = takes_costs(tree) or takes_classifier(tree)  # those that do draw nothing
+    return not needs_bundle and parse_policy(tree, others=("ngram", "ngram+POLICY")).draws

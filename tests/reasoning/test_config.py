@@ -96,6 +96,11 @@ def test_every_key_is_explained():
         (["--tree", "chain"], "tree: must be null or ngram without a drafter, got chain"),
         ([*DRAFTER, "--tree", "drawn:k_config=2-0"], "tree 'drawn:k_config=2-0': k_config: "),
         ([*DRAFTER, "--tree", "ngram+chain:length=x"], "tree 'chain:length=x': length: must be int, got 'x'"),
+        ([*DRAFTER, "--tree", "ngram+drawn:k_config=2-1"], "tree: ngram+ must join a tree of most probable"),
+        (
+            [*DRAFTER, "--tree", "drawn:k_config=2-1", "--scheduler.shared_ngrams", "true"],
+            "scheduler.shared_ngrams: must be false or auto with tree drawn:k_config=2-1, got true",
+        ),
         ([*DRAFTER, "--tree", "chains"], "there is no policy 'chains'; did you mean chain?"),
         (["--thougts", "3"], "unknown key thougts; did you mean thoughts?"),
         (["--verifier", "one"], "unknown key verifier; did you mean scheduler.verifier?"),
