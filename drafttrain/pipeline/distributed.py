@@ -3,9 +3,10 @@
 import datetime
 import os
 import re
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +22,13 @@ from drafttrain.utils.errors import UserError, brief
 HEADER = 6
 DTYPES = {2: torch.bfloat16, 4: torch.float}  # of states, by bytes per value: native blocks pass on fp32
 ROOM = 1 << 18  # bytes of a message that arrive during computation; the rest is received on demand
+JOINING = 5.0  # seconds after the time limit in which torch's own errors arrive
 CLOSED, LATE = "the connection was closed", "timed out"
+STRANGER = "it does not answer as rank 0; another program may have the port: name another MASTER_PORT"
 REASONS = {  # by texts in errors of gloo and torch's store, in lower case
     "send/recv from rank 0": "rank 0 has given up",  # a barrier's, at other ranks
+    "another program": STRANGER,
+    "ping failed": STRANGER,  # the store's
     "connection closed": CLOSED,
     "connection reset": CLOSED,
     "connection was likely closed": CLOSED,  # the store's
@@ -185,7 +190,7 @@ class Ranks:
         host, port = (os.environ.get(f"MASTER_{name}") for name in ("ADDR", "PORT"))
         with lost_ranks(rank, f"join the others at {host}:{port}"):
             try:
-                dist.init_process_group("gloo", "env://", limit, world_size, rank)
+                _join(lambda: dist.init_process_group("gloo", "env://", limit, world_size, rank), timeout_s)
             except RuntimeError as error:
                 if "EADDRINUSE" not in str(error):
                     raise
@@ -255,6 +260,30 @@ class Ranks:
         dist.destroy_process_group()
 
 
+def _join(connect: Callable[[], None], timeout_s: float) -> None:
+    """Connect in a thread of its own: torch's store has no time limit for a program that takes a connection
+    and never answers.
+
+    Raises:
+        TimeoutError: nobody has answered long after `timeout_s`.
+    """
+    errors: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            connect()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)  # it may never end
+    thread.start()
+    thread.join(timeout_s + JOINING)
+    if thread.is_alive():
+        raise TimeoutError(STRANGER)
+    if errors:
+        raise errors[0]
+
+
 class lost_ranks:
     """Context in which torch's errors about a lost rank become a `LostRank` of one line.
 
@@ -269,7 +298,7 @@ class lost_ranks:
         pass
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
-        if isinstance(error, RuntimeError | ValueError) and not isinstance(error, UserError):
+        if isinstance(error, RuntimeError | ValueError | TimeoutError) and not isinstance(error, UserError):
             raise LostRank(
                 f"rank {self.rank}: lost a connection while it waited to {self.what} ({_reason(error)}); see "
                 "what the other ranks say, and start again"

@@ -257,6 +257,20 @@ def test_an_unreachable_host_is_one_line(words):
     assert f" at nosuch.invalid:{port} (timed out); see what the other ranks say" in line
 
 
+def test_a_port_of_another_program_is_one_line(words):
+    """Which takes the connection and never answers: torch's store would wait for it for ever."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": "1"}
+        command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words, "--timeout_s", "1"]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | place, timeout=300)
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 1 and not done.stdout
+    assert f" at 127.0.0.1:{port} (it does not answer as rank 0; another program may have the port: " in line
+
+
 def test_ranks_with_other_recipes_end_before_they_load(words, tiny_target_folder, tmp_path):
     """Here there are no weights, which loading would report."""
     import socket
