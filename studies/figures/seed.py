@@ -4,8 +4,8 @@ Speeds are ratios of seconds per new token on whole trees, prompts included, eve
 the same problems in turn. The drafts of each method are chosen before a problem is read, by whole trees of
 thoughts for problems of GSM8K's training split. Pair B is SmolLM2 with the committed EDD drafter; pair
 A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 135,
-pair A some hours, `tree_alpha_gain` 25, paced 140, `seed_mismatches` 12, `accuracy_difference` some hours
-(`--resume` goes on with an ended run).
+pair A some hours (`--only target_busy` 60), `tree_alpha_gain` 25, paced 140, `seed_mismatches` 12,
+`accuracy_difference` some hours (`--resume` goes on with an ended run).
 """
 
 import math
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from drafttrain.data.prompts import read_prompts, spread
 from drafttrain.inference.decode import Request
@@ -25,7 +26,7 @@ from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_json
 from studies.goals import Group, Measured, Run, Size
 from studies.seed import accuracy, paced, table2
-from studies.seed.comparison import explain, of, ratio, seconds_per_token, total
+from studies.seed.comparison import explain, interval, of, ratio, seconds_per_token, tasks_of, total
 from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
@@ -50,6 +51,7 @@ CHAINS += [drawn(1, 1, 1, 1, 1, 1, threshold=least) for least in (0.1, 0.2, 0.3,
 TREES = [drawn(2, 1, 1), drawn(2, 2, 1)]
 TREES += [drawn(2, 1, 1, 1, 1, threshold=0.2), drawn(2, 2, 1, 1, 1, threshold=0.2)]
 NO_PREFIXES, SEED, BATCHED_SEED = "serial AR, prompts apart", "SEED", "SEED batched"
+BUSY = "target_busy"
 SERIAL_SD, SERIAL_MCSD, BATCHED_SD = "serial SD", "serial MCSD", "batched SD"
 # what each method's drafts are chosen among
 CHOICES = {
@@ -83,7 +85,7 @@ GOALS = {
     "paced_vs_serial_sd": ">= 1.25",
     "batched_vs_batched_ar": ">= 1.2",
     "batched_vs_batched_ar_small": ">= 1.1",
-    "target_busy": ">= 0.9",
+    BUSY: ">= 0.9",
     "tree_alpha_gain": "> 1",
     "prefix_gain": ">= 1.2",
     "draft_memory": "<= 1.02",
@@ -155,7 +157,9 @@ def speeds(run: Run, name: str) -> Measured:
     names = [f"seed_vs_serial_ar{ending}", f"batched_vs_batched_ar{ending}"]
     if name == "A" and not run.pair:
         skipped = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
-        return {figure: skipped for figure in (*names, "seed_vs_serial_sd", "target_busy")}
+        return {figure: skipped for figure in (*names, "seed_vs_serial_sd", BUSY)}
+    if name == "A" and set(run.only) == {BUSY}:
+        return busy_alone(run)
     run.check_quiet()
     pair = load_pair("A", *run.pair) if name == "A" else load_pair("B", None, DRAFTER)
     choices = {method: trees[:2] for method, trees in CHOICES.items()} if run.quick else CHOICES
@@ -193,8 +197,25 @@ def speeds(run: Run, name: str) -> Measured:
     drafted = speed("seed_vs_serial_sd", best_serial, SEED) | {"base": best_serial}
     return figures | {
         "seed_vs_serial_sd": drafted,
-        "target_busy": {"value": mean_busy(found), "costs": drafted["costs"], **note},
+        BUSY: {**mean_busy(found), "costs": drafted["costs"], **note},
     }
+
+
+def busy_alone(run: Run) -> Measured:
+    """Grow pair A's trees by SEED alone: how busy its target is depends on no other method."""
+    run.check_quiet()
+    pair, choices = load_pair("A", *run.pair), {SEED: CHOICES[SEED]}
+    folder = run.folder("seed_A_busy", pair=run.pair, choices=choices)
+    chosen, _ = choose(pair, choices, folder, run.resume)
+    tasks, repeats = dict.fromkeys(TASK_FILES, run.prompts(1, PROBLEMS["A"])), 1 if run.limit else 3
+    found = collect(pair, lambda task: [chosen[SEED]], tasks, repeats, folder / "trees.jsonl", run.resume)
+    notes = {
+        "trees": {SEED: chosen[SEED].tree},
+        "short": {SEED: chosen[SEED].scheduler.short},
+        "size": {"prompts": tasks, "repeats": repeats},
+        "accept_len": {SEED: total(found).accept_len},
+    }
+    return {BUSY: mean_busy(found) | notes}
 
 
 def compare(goal: str, found: Sequence[Grown], base: str, method: str, trees: Mapping[str, str]) -> dict:
@@ -202,10 +223,16 @@ def compare(goal: str, found: Sequence[Grown], base: str, method: str, trees: Ma
     return ratio(found, base, method) | explain(found, base, method, trees, float(goal.split()[1]))
 
 
-def mean_busy(found: Sequence[Grown]) -> float:
-    """Return the mean over SEED's trees that had two or more sequences at a time."""
-    values = [one.busy for one in of(found, SEED) if one.busy is not None]
-    return sum(values) / len(values) if values else math.nan
+def mean_busy(found: Sequence[Grown]) -> dict[str, Any]:
+    """Return the mean over SEED's trees that had two or more sequences at a time, with its interval over
+    problems, and each task's own."""
+    own = [one for one in of(found, SEED) if one.busy is not None]
+
+    def mean(trees: Sequence[Grown]) -> float:
+        return sum(one.busy for one in trees) / len(trees) if trees else math.nan
+
+    by_task = {task: mean(of(own, SEED, task)) for task in tasks_of(own)}
+    return {"value": mean(own), "interval": interval(own, mean), "tasks": by_task}
 
 
 def paced_speeds(run: Run) -> Measured:
@@ -320,7 +347,7 @@ GROUPS = [
         size=Size(dict.fromkeys(TASK_FILES, PROBLEMS["B"]), 3),
     ),
     Group(
-        goals("seed_vs_serial_ar", "seed_vs_serial_sd", "batched_vs_batched_ar", "target_busy"),
+        goals("seed_vs_serial_ar", "seed_vs_serial_sd", "batched_vs_batched_ar", BUSY),
         partial(speeds, name="A"),
         long=True,
         size=Size(dict.fromkeys(TASK_FILES, PROBLEMS["A"]), 3),

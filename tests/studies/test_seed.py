@@ -288,6 +288,28 @@ def test_paced_figures_have_intervals_and_what_speed_depends_on(figures, monkeyp
     assert rows["paced_vs_serial_sd"]["interval"] == pytest.approx([1.2, 1.2])
 
 
+def test_how_busy_the_target_is_needs_seed_alone(figures, monkeypatch):
+    chosen, collected = methods.scheduled(figures.SEED, methods.drawn(1, 1), "one"), []
+
+    def collect(pair, methods_of, tasks, repeats, raw, resume):
+        collected.append(([method.name for method in methods_of("gsm8k")], tasks, repeats))
+        trees = [replace(grown(figures.SEED, 1.0), task=task) for task in tasks]
+        return [replace(one, busy=busy) for one, busy in zip(trees, (0.9, 0.6, None))]
+
+    monkeypatch.setattr(figures, "choose", lambda *names: ({figures.SEED: chosen}, {}))
+    monkeypatch.setattr(figures, "collect", collect)
+    run = goals.Run("seed", pair=["large", "small"], only=[figures.BUSY], busy="warn")
+    measured = figures.speeds(run, "A")
+    assert measured.keys() == {figures.BUSY} and collected == [([figures.SEED], run_size(), 3)]
+    row = measured[figures.BUSY]
+    assert row["value"] == pytest.approx(0.75) and row["interval"] == pytest.approx([0.75, 0.75])
+    assert list(row["tasks"].values()) == pytest.approx([0.9, 0.6])
+
+
+def run_size() -> dict[str, int]:
+    return dict.fromkeys(methods.TASK_FILES, seed.PROBLEMS["A"])
+
+
 def test_few_problems_do_not_decide_about_accuracy(figures, monkeypatch):
     found = [solved(name, i, i < 2) for name in (accuracy.AR, accuracy.SEED) for i in range(40)]
     monkeypatch.setattr(accuracy, "solve", lambda *names, note: found)
