@@ -419,7 +419,6 @@ template void multiply(Arranged<float>, int64_t, const Linear&, int64_t, float*,
 template void multiply(Arranged<uint16_t>, int64_t, const Linear&, int64_t, float*, int64_t);
 
 EXPORT int64_t panel_outputs() { return PANEL; }
-EXPORT int64_t has_bf16_products() { return BF16_PRODUCTS; }
 
 // Team::times
 EXPORT void team_times(int64_t* to) { Team::get().times(to); }
