@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.choices import check_choices
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
@@ -130,7 +131,7 @@ class PipelineConfig:
         stages: how the target is cut.
         drafter_rank: beside (the drafter shares the first stage's process) or alone (it has a separate one).
         prompts: a file of prompts, of which the first turns are used. null: a program passes them.
-        limit: number of prompts to take. null: all.
+        limit: number of prompts to take, evenly spaced. null: all.
         max_new_tokens: token limit of every answer.
         sampling: how tokens are sampled.
         pace: declared times of stages and drafter.
@@ -186,10 +187,23 @@ class PipelineConfig:
             raise UserError(f"drafter: must be set for mode {self.mode}, got null; name one, or take mode pp")
         if self.drafter_rank == "alone" and self.drafter is None:
             raise UserError("drafter_rank: must be beside without a drafter, got alone")
-        if self.tree.partition(":")[0] in OTHERS:
+        self._check_tree()
+
+    def _check_tree(self) -> None:
+        """Require a tree that needs nothing but a drafter."""
+        name = self.tree.partition(":")[0]
+        allowed = [one for one in POLICIES if one not in OTHERS]
+        if name in OTHERS:
             raise UserError(
                 f"tree: must need no calibration, classifier or draws, got {self.tree}; take chain, static "
                 "or eagle2"
+            )
+        if name not in allowed:
+            raise UserError(f"tree: must be one of {', '.join(allowed)}, got {self.tree}")
+        if name == "pct" and "threshold=" not in self.tree:
+            raise UserError(
+                f"tree: must have a threshold if it is pct, got {self.tree}; write pct:threshold=0.1, as "
+                "pipelines take none from a calibration"
             )
 
     @property
@@ -229,7 +243,7 @@ class SimulateConfig:
         drafter: folder or Hub id of a bundle, or folder of a small LM that drafts untrained.
         dtype: data type in which target and drafter compute.
         prompts: a file of prompts, the first turn of each.
-        limit: number of prompts to take. null: all.
+        limit: number of prompts to take, evenly spaced. null: all.
         max_new_tokens: token limit of every answer.
         sampling: how tokens are sampled.
         concurrency: prompts at a time, which fill the stages in pp and stpp; pipedec takes them in turn.
@@ -281,13 +295,13 @@ class SimulateConfig:
         check_ranges(self.link, "link")
         if not self.stages:
             raise UserError("stages: must have at least one number, got []")
-        for name in ("target_ms", "draft_ms"):
-            if (curve := getattr(self, name)) is not None:
-                _check_curve(name, curve)
-                if self.costs is not None:
-                    raise UserError(
-                        f"{name}: must not be given beside costs, got {curve}; remove one of them"
-                    )
+        given = {name: getattr(self, name) for name in ("target_ms", "draft_ms")}
+        given = {name: curve for name, curve in given.items() if curve is not None}
+        for name, curve in given.items():
+            _check_curve(name, curve)
+        if given and self.costs is not None:
+            remedy = " ".join(f"--{name} null" for name in given)
+            raise UserError(f"{next(iter(given))}: must be null beside costs, got times; add {remedy}")
 
 
 def _check_curve(name: str, curve: list[list[float]]) -> None:

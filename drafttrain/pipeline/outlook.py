@@ -107,49 +107,53 @@ def sent_bytes(target: FrozenTarget) -> int:
 def outlook(
     drafter: Drafter,
     texts: Sequence[KnownText],
-    described: Machines,
+    described: Iterable[Machines],
     width: int,
     children: int,
     layers: int = 1,
     best_first: bool = False,
     at_once: int = 1,
-) -> Row:
-    """Simulate all modes for one number of stages, over all texts, `at_once` of them together.
+) -> Iterator[Row]:
+    """Simulate all modes on each of some machines over all texts, `at_once` of them together.
 
     Args:
-        described: the machines, each group a stage.
+        described: machines with different numbers of stages, each a group.
         width, children, layers, best_first: of the tree in flight (`PipelineConfig`).
 
     Raises:
         UserError: all answers have one token.
     """
-    stages = len(described.stages)
-    tree = stages, width, children, layers
-    traces = [replay(drafter, *_known(t), *tree, best_first=best_first) for t in texts]
     tokens = sum(len(text.answer) - 1 for text in texts)
     if not tokens:
         raise UserError("prompts: must give answers of two tokens or more, got none; name others")
-    alone = one_process(described)
-    static: list[tuple[float, tuple[int, int]]] = []
-    single = []
-    for size, depth in STATIC:
-        rounds = [
+    static = {  # by width and depth; the same for any number of stages
+        (size, depth): [
             [(one.drafted, one.nodes) for one in replay_static(drafter, *_known(t), depth, size, children)]
             for t in texts
         ]
-        static.append((_seconds([stpp_jobs(described, one) for one in rounds], at_once), (size, depth)))
-        single.append(_seconds([stpp_jobs(alone, one) for one in rounds], 1))
-    best = min(static)
-    return Row(
-        stages,
-        _seconds([pp_jobs(described, len(text.answer) - 1) for text in texts], at_once) / tokens,
-        best[0] / tokens,
-        _seconds([pipedec_jobs(described, trace) for trace in traces], at_once) / tokens,
-        min(single) / tokens,
-        sum(trace.hits for trace in traces) / max(sum(max(trace.tokens - 1, 0) for trace in traces), 1),
-        sum(len(trace.steps) for trace in traces) / tokens,
-        best[1],
-    )
+        for size, depth in STATIC
+    }
+
+    def fastest(machines: Machines, at_once: int) -> tuple[float, tuple[int, int]]:
+        return min(
+            (_seconds([stpp_jobs(machines, one) for one in rounds], at_once), shape)
+            for shape, rounds in static.items()
+        )
+
+    for machines in described:
+        tree = len(machines.stages), width, children, layers
+        traces = [replay(drafter, *_known(t), *tree, best_first=best_first) for t in texts]
+        stpp, shape = fastest(machines, at_once)
+        yield Row(
+            len(machines.stages),
+            _seconds([pp_jobs(machines, len(text.answer) - 1) for text in texts], at_once) / tokens,
+            stpp / tokens,
+            _seconds([pipedec_jobs(machines, trace) for trace in traces], at_once) / tokens,
+            fastest(one_process(machines), 1)[0] / tokens,
+            sum(trace.hits for trace in traces) / max(sum(max(trace.tokens - 1, 0) for trace in traces), 1),
+            sum(len(trace.steps) for trace in traces) / tokens,
+            shape,
+        )
 
 
 def one_process(described: Machines) -> Machines:

@@ -130,6 +130,7 @@ GROUPS = {
         ),
     },
 }
+ANEW = ("generate", "pipeline")  # write nothing before their end
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
@@ -162,7 +163,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as error:
         how, status = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
-        print(f"drafttrain: {how}; the same command continues where it can", file=sys.stderr)
+        kept = (
+            "nothing is kept"
+            if getattr(args, "command", None) in ANEW
+            else "the same command continues where it can"
+        )
+        print(f"drafttrain: {how}; {kept}", file=sys.stderr)
         return status
     except BrokenPipeError:  # `drafttrain corpus … --view 9 | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends

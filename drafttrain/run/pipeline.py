@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from drafttrain.pipeline.config import PipelineConfig, SimulateConfig
 from drafttrain.run.commands import add_keys
 from drafttrain.run.options import option
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.folders import make_out
 from drafttrain.utils.locks import locked
 from drafttrain.utils.parent import end_with
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from drafttrain.pipeline.member import Output
     from drafttrain.pipeline_decoder import PipelineDecoder
 
+T = TypeVar("T", PipelineConfig, SimulateConfig)
 COSTS = "costs.json"
 SHOWN = ("mode", "prompts", "tokens", "tokens_per_second", "hit_rate", "timesteps_per_token")
 PARENT = "DRAFTTRAIN_PARENT"  # environment variable: the process that has started a rank
@@ -52,24 +54,22 @@ def pipeline(args: argparse.Namespace) -> int | None:
     # read when torch is imported, here and in the ranks: else it prints its retries and C++ frames before
     # the line of a lost connection
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    from drafttrain.run.recipe import load_settings
 
     chosen = [name for name in ("simulate", "calibrate", "dry_run") if name in args]
     if len(chosen) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
         raise UserError(f"{first}: must not be given beside {second}; run one after the other")
     if "simulate" in args:
-        from drafttrain.run.simulate import simulate_recipe
+        from drafttrain.run.simulate import print_simulation
 
-        return simulate_recipe(args.recipe, args.overrides)
-    config = load_settings(PipelineConfig, args.recipe, args.overrides)
+        return print_simulation(_settings(args, SimulateConfig, PipelineConfig, "leave out --simulate"))
+    config = _settings(args, PipelineConfig, SimulateConfig, "add --simulate")
     if "dry_run" in args:
         return show_plan(config)
-    for name in ("prompts", "out"):
-        if getattr(config, name) is None:
-            raise UserError(f"{args.recipe}: {name}: must be set, got null; name a file or a folder")
     if "calibrate" in args and config.drafter is None:
         raise UserError(f"{args.recipe}: drafter: must be set for --calibrate, got null; name a bundle")
+    if os.environ.get("RANK", "0") == "0":  # which writes the results
+        make_out(config.out)
     if "RANK" not in os.environ:
         if config.world_size > (os.cpu_count() or 1):  # whose start takes minutes
             from drafttrain.pipeline_decoder import cut
@@ -94,6 +94,34 @@ def pipeline(args: argparse.Namespace) -> int | None:
     if shown is not None:
         print(shown, flush=True)
     return None
+
+
+def _settings(args: argparse.Namespace, wanted: type[T], other: type, remedy: str) -> T:
+    """Read the recipe's settings; a recipe of the other kind is named as such.
+
+    Raises:
+        UserError: as `load_settings`.
+    """
+    from drafttrain.run.recipe import load_settings
+
+    try:
+        config = load_settings(wanted, args.recipe, args.overrides)
+    except UserError:
+        try:
+            load_settings(other, args.recipe)
+        except UserError:
+            other = None
+        if other is None:
+            raise
+        raise UserError(f"{args.recipe}: must be of the other kind; {remedy}") from None
+    if "dry_run" in args:
+        return config
+    for name, what in (("prompts", "a file"), ("out", "a folder")):
+        if getattr(config, name) is None:
+            raise UserError(f"{args.recipe}: {name}: must be set, got null; name {what}")
+    if not Path(config.prompts).exists():  # before ranks start
+        raise UserError(f"prompts: must be a file or a folder, got {config.prompts}, which does not exist")
+    return config
 
 
 def show_plan(config: PipelineConfig) -> None:
@@ -170,11 +198,12 @@ def start(world_size: int, command: Sequence[str]) -> int:
         for rank in range(world_size)
     ]
     try:
-        while any(rank.poll() is None for rank in ranks):
-            if any(rank.returncode for rank in ranks):
+        while None in (statuses := [rank.poll() for rank in ranks]):
+            if any(statuses):
                 _wait(ranks, GRACE)
                 break
             time.sleep(0.05)
+        _report_killed(statuses)
         failed = [rank.returncode for rank in ranks if rank.returncode]  # by a signal: below 0
         return max([LOST, *failed]) if failed else 0
     finally:
@@ -182,6 +211,19 @@ def start(world_size: int, command: Sequence[str]) -> int:
             if rank.poll() is None:
                 rank.kill()
         _wait(ranks, GRACE)
+
+
+def _report_killed(statuses: Sequence[int | None]) -> None:
+    """Name the ranks that a signal has ended: they could not report it themselves."""
+    for rank, status in enumerate(statuses):
+        if status is not None and status < 0:
+            name = signal.Signals(-status).name
+            print(
+                f"drafttrain: rank {rank}: was ended by {name}, perhaps for lack of memory; --dry-run shows "
+                "what each rank takes",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _wait(ranks: Sequence[subprocess.Popen], seconds: float) -> None:
@@ -213,17 +255,18 @@ def run_rank(config: PipelineConfig) -> str | None:
                 output = decoder.decode(config.mode, request)
                 rows.append(_row(name, output, time.perf_counter() - begun))
                 if decoder.rank == 0:
-                    print(f"{name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", flush=True)
+                    print(f"prompt {name}: {rows[-1]['tokens_per_second']:.1f} tokens/s", flush=True)
         seconds = time.perf_counter() - started
         held, late = decoder.paced()
-        late = late / max(held, 1)
+        late = late / held if held else None
         if decoder.rank == 0:  # before the connection ends, which may fail
             summary = _write(config, rows, seconds, late, decoder)
     if decoder.rank:
         return None
-    if late > LATE:
+    if late is not None and late > LATE:
         print(f"drafttrain: pace: {late:.0%} of the work took longer; raise pace.stage_ms", file=sys.stderr)
-    return ", ".join(f"{key.replace('_', ' ')} {summary[key]}" for key in SHOWN)
+    shown = {key: summary[key] for key in SHOWN if summary[key] is not None} | {"out": config.out}
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shown.items())
 
 
 def calibrate_rank(config: PipelineConfig) -> str | None:
@@ -240,12 +283,13 @@ def calibrate_rank(config: PipelineConfig) -> str | None:
     from drafttrain.utils.writing import write_json
 
     with PipelineDecoder(replace(config, mode="pipedec")) as decoder:  # its parts make up the other modes
+        if decoder.rank == 0:
+            print("drafttrain: measuring; this takes a minute or more", file=sys.stderr, flush=True)
         costs = measure(decoder.me, decoder.ranks, [r for _, r in decoder.prompts], decoder.hidden_size)
         of = {"blocks": decoder.blocks, "machine": decoder.machine(), "recipe": asdict(config)}
     if decoder.rank:
         return None
     path = Path(config.out) / COSTS
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**asdict(costs), **of})
     lines = [
         "| tokens | " + " | ".join(f"group {i + 1}, ms" for i in range(len(costs.groups))) + " | draft, ms |"
@@ -275,7 +319,7 @@ def _write(
     config: PipelineConfig,
     rows: Sequence[dict[str, Any]],
     seconds: float,
-    late: float,
+    late: float | None,
     decoder: "PipelineDecoder",
 ) -> dict[str, Any]:
     from drafttrain.utils.writing import write_json
@@ -288,13 +332,13 @@ def _write(
         "prompts": len(rows),
         "tokens": tokens,
         "tokens_per_second": round(tokens / seconds, 3),
-        "hit_rate": round(sum(row["hits"] for row in rows) / max(judged, 1), 4),
+        "hit_rate": round(sum(row["hits"] for row in rows) / judged, 4) if judged else None,
         "timesteps_per_token": round(sum(row["timesteps"] for row in rows) / max(tokens - len(rows), 1), 4),
-        "late": round(late, 4),  # share of the paced pieces of work that took longer than declared
+        # share of the paced pieces of work that took longer than declared
+        "late": None if late is None else round(late, 4),
         "blocks": decoder.blocks,
         "machine": decoder.machine(),
     }
-    out.mkdir(parents=True, exist_ok=True)
     write_json(out / "results.json", list(rows))
     write_json(out / "summary.json", summary)
     return summary

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from drafttrain.run.commands import add_keys
 from drafttrain.run.options import option
+from drafttrain.utils.folders import make_out
 from drafttrain.utils.locks import locked
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def reason(args: argparse.Namespace) -> None:
 
     config = load_settings(_settings(), args.recipe, args.overrides)
     with locked(config.out), _warnings_in_one_line():
+        make_out(config.out)
         grow(config, lambda: scheduled(config))
 
 

@@ -234,7 +234,7 @@ def _read_yaml(path: Path) -> dict:
         what = getattr(error, "problem", None) or " ".join(str(error).split())
         raise UserError(f"{path}: {where}not valid YAML ({what}); correct it") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: must hold keys such as target and corpus, got {brief(values, 40)}")
+        raise UserError(f"{path}: must hold keys such as target, got {brief(values, 40)}")
     return values
 
 

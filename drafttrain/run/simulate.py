@@ -1,13 +1,16 @@
 """`drafttrain pipeline --simulate` and `drafttrain.simulate`: how fast a pipeline would be, by the number of
 its stages."""
 
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafttrain.pipeline.config import SimulateConfig
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.folders import make_out
 from drafttrain.utils.locks import locked
 
 if TYPE_CHECKING:
@@ -20,25 +23,25 @@ if TYPE_CHECKING:
 CONTEXT, ROUNDS = 256, 7  # tokens of context and rounds of the timings that are measured here
 
 
-def simulate_recipe(recipe: str, overrides: Sequence[str]) -> None:
-    """Simulate pipelines by a recipe: print a table by the number of stages, and write its rows to `out`.
+def print_simulation(config: SimulateConfig) -> None:
+    """Simulate pipelines: print a table by the number of stages, and write its rows to `out`.
 
     Raises:
-        UserError: recipe, target, drafter or prompts cannot be used.
+        UserError: target, drafter or prompts cannot be used.
     """
     from drafttrain.pipeline.outlook import as_table
-    from drafttrain.run.recipe import load_settings
     from drafttrain.utils.writing import write_json
 
-    config = load_settings(SimulateConfig, recipe, overrides)
-    if config.out is None:
-        raise UserError(f"{recipe}: out: must be set, got null; name a folder")
     with locked(config.out):
-        rows, inputs = _simulate(config)
-        Path(config.out).mkdir(parents=True, exist_ok=True)
+        make_out(config.out)
+        rows, inputs = _simulate(config, _show)
         found = {**inputs, "rows": [asdict(row) for row in rows]}
         write_json(Path(config.out) / "simulation.json", found)
         print(as_table(rows))
+
+
+def _show(step: str) -> None:
+    print(f"drafttrain: {step}", file=sys.stderr, flush=True)
 
 
 def simulate(config: SimulateConfig) -> list["Row"]:
@@ -52,12 +55,16 @@ def simulate(config: SimulateConfig) -> list["Row"]:
         UserError: a setting is out of range, or target, drafter or prompts cannot be used.
     """
     config.check()
-    rows, _ = _simulate(config)
+    rows, _ = _simulate(config, lambda step: None)
     return rows
 
 
-def _simulate(config: SimulateConfig) -> tuple[list["Row"], dict[str, Any]]:
-    """Return the rows of `simulate`, and what they were computed from: machine, costs and settings."""
+def _simulate(config: SimulateConfig, note: Callable[[str], None]) -> tuple[list["Row"], dict[str, Any]]:
+    """Return the rows of `simulate`, and what they were computed from: machine, costs and settings.
+
+    Args:
+        note: called with each step that is done.
+    """
     import torch
 
     from drafttrain.data.prompts import read_prompts
@@ -67,7 +74,11 @@ def _simulate(config: SimulateConfig) -> tuple[list["Row"], dict[str, Any]]:
     from drafttrain.pipeline.simulate import Link
 
     prompts = read_prompts(config.prompts, config.limit)
+    if config.costs is not None:  # before seconds are spent on loading
+        read_costs(config.costs)
     target, drafter = _load(config)
+    if config.costs is not None and (most := max(config.stages)) > target.n_blocks:
+        raise UserError(f"stages: must be <= {target.n_blocks} blocks of the target beside costs, got {most}")
     ids = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):
         target.check_length(tokens, config.max_new_tokens, prompt.id)
@@ -78,11 +89,12 @@ def _simulate(config: SimulateConfig) -> tuple[list["Row"], dict[str, Any]]:
     is_described = config.costs is None and config.target_ms is not None
     size = 2 * target.hidden_size if is_described else sent_bytes(target)  # described: 16 bits
     link = Link(config.link.gbit, config.link.ms / 1e3, size)
-    rows = []
-    for stages in config.stages:
-        described = machines(stages, *costs, link, sync)
-        tree = config.width, config.children, config.layers, config.best_first
-        rows.append(outlook(drafter, texts, described, *tree, config.concurrency))
+    note(f"{len(texts)} prompts are decoded; growing trees")
+    described = (machines(stages, *costs, link, sync) for stages in config.stages)
+    tree, rows = (config.width, config.children, config.layers, config.best_first), []
+    for row in outlook(drafter, texts, described, *tree, config.concurrency):
+        rows.append(row)
+        note(f"{row.stages} stages are simulated")
     machine = describe_machine(torch.device("cpu"), target.dtype)
     curves = {
         name: [list(curve.sizes), list(curve.seconds)] for name, curve in zip(("target", "draft"), costs)
@@ -141,16 +153,18 @@ def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":
         UserError: no such file, costs of another target, or seconds that are not positive and finite.
     """
     from drafttrain.pipeline.measure import PipelineCosts
-    from drafttrain.utils.files import read_json
     from drafttrain.utils.types import fits
 
-    found = read_json(path)
+    made_by = "costs: must be a file of drafttrain pipeline --calibrate"
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "no JSON"
+        raise UserError(f"{made_by}, got {path} ({why}); name its costs.json") from None
     found = found if isinstance(found, dict) else {}
     parts = fields(PipelineCosts)
     if missing := [one.name for one in parts if one.default is MISSING and one.name not in found]:
-        raise UserError(
-            f"costs: must be a file of drafttrain pipeline --calibrate, got {path} without {missing[0]}"
-        )
+        raise UserError(f"{made_by}, got {path} without {missing[0]}")
     costs = PipelineCosts(**{one.name: found[one.name] for one in parts if one.name in found})
     blocks = found.get("blocks")  # of each rank; a file of an earlier version may lack them
     whole = fits(blocks, list[int] | None) and fits(costs, PipelineCosts)

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all."""
+"""Folders that results are written to, and folders that appear whole or not at all."""
 
 import os
 import shutil
@@ -6,7 +6,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.writing import clear_leftovers, own_name
+
+
+def make_out(path: str | os.PathLike) -> Path:
+    """Make the folder `out` of a run, if there is none, before hours are spent on what it is for.
+
+    Raises:
+        UserError: it cannot be made or written to.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(
+            f"out: must be a folder, got {path}, which is a file or in one; name another"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"out: must be a folder that can be made, got {path} ({error.strerror}); name another"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"out: must be a folder that can be written to, got {path}; name another")
+    return folder
 
 
 @contextmanager

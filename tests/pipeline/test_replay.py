@@ -155,6 +155,8 @@ def test_the_hit_rate_of_a_simulation_counts_no_answers_of_one_token(whole, fold
     one = replace(one, answer=one.answer[:1])
     described = machines(3, CostCurve((1,), (0.4,)), CostCurve((1,), (0.1,)), Link(10.0, 0.0, 64), 0.0)
     rates = [
-        outlook(drafter, texts, described, 4, 4).hit_rate for texts in ([whole_text], [whole_text, one, one])
+        row.hit_rate
+        for texts in ([whole_text], [whole_text, one, one])
+        for row in outlook(drafter, texts, [described], 4, 4)
     ]
     assert rates[0] == rates[1] > 0.5  # it drafts what its target would say

@@ -89,7 +89,16 @@ def test_it_decodes_what_the_whole_target_decodes(
         (["--link", "{gbit: 0}"], "link.gbit: must be > 0, got 0"),
         (["--drafter_rank", "alone"], "drafter_rank: must be beside without a drafter, got alone"),
         (["--tree", "timed"], "tree: must need no calibration, classifier or draws, got timed; take chain"),
+        (
+            ["--tree", "bogus"],
+            "tree: must be one of chain, static, paths, vct, eagle1, cape, eagle2, pct, joint",
+        ),
+        (
+            ["--tree", "pct:top_k=4"],
+            "tree: must have a threshold if it is pct, got pct:top_k=4; write pct:thr",
+        ),
         (["--sampling.top_p", "0"], "sampling.top_p: must be > 0 and <= 1, got 0"),
+        (["--prompts", "nope.jsonl"], "prompts: must be a file or a folder, got nope.jsonl, which does"),
     ],
 )
 def test_wrong_settings_are_one_line(words, more, problem, capsys):
@@ -123,7 +132,7 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
     found = json.loads((tmp_path / "simulated" / "simulation.json").read_text())
     assert found["rows"][0]["pp"] == pytest.approx(costs.target()(1))
     assert main(["pipeline", "--simulate", *simulated]) == 2
-    assert "target_ms: must not be given beside costs" in capfd.readouterr().err
+    assert "target_ms: must be null beside costs" in capfd.readouterr().err
     values = json.loads(path.read_text())
     path.write_text(json.dumps(values | {"blocks": [3, 2]}))
     assert main(["pipeline", "--simulate", *simulated, *declared]) == 2
@@ -172,6 +181,9 @@ def test_a_dry_run_shows_what_each_rank_would_hold(words, tiny_bundle, tiny_targ
         (["--calibrate"], "drafter: must be set for --calibrate, got null"),
         (["--prompts", "null"], "prompts: must be set, got null"),
         (["--out", "null"], "out: must be set, got null"),
+        (["--out", "README.md"], "out: must be a folder, got README.md, which is a file or in one"),
+        (["--out", "README.md/x"], "out: must be a folder, got README.md/x, which is a file or in one"),
+        (["--simulate"], "smollm2-2.yaml: must be of the other kind; leave out --simulate"),
         (["--dry-run", "--stages.blocks", "[1, 2]"], "stages.blocks: must add up to the 4 blocks of"),
         (["--dry-run", "--stages.ranks", "9"], "stages.ranks: must be <= 4, the target's blocks, got 9"),
     ],

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,21 +83,39 @@ def children(pid: int) -> set[int]:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
-def test_the_command_ends_with_all_its_ranks(words, tmp_path, sent):
+@pytest.mark.parametrize("lost", [0, 1, None])
+def test_the_command_ends_with_all_its_ranks(words, tmp_path, lost):
     """A rank that is killed, and Ctrl-C in the process that has started the ranks."""
     with started([[*COMMAND, *words]], tmp_path) as [command]:
         wait_for(lambda: "p0: " in (tmp_path / "0.out").read_text() or ended([command]), START)
         assert len(ranks := children(command.pid)) == 2
-        os.kill(min(ranks) if sent == signal.SIGKILL else command.pid, sent)
-        status = command.wait(timeout=20)
-        [line] = lines(tmp_path / "0.err")
-        if sent == signal.SIGKILL:
-            assert status == 1 and line.startswith((LOST.format(0), LOST.format(1)))
+        if lost is None:
+            os.kill(command.pid, signal.SIGINT)
         else:
-            assert status == 130
-            assert line == "drafttrain: interrupted; the same command continues where it can"
+            os.kill(sorted(ranks)[lost], signal.SIGKILL)
+        status, said = command.wait(timeout=20), lines(tmp_path / "0.err")
+        if lost is None:
+            assert status == 130 and said == ["drafttrain: interrupted; nothing is kept"]
+        else:
+            assert status == 1 and len(said) == 2 and any(map(is_from(1 - lost), said))
+            killed = f"drafttrain: rank {lost}: was ended by SIGKILL, perhaps for lack of memory; "
+            assert any(line.startswith(killed) for line in said)
         wait_for(lambda: not any(map(is_alive, ranks)), 5)
+
+
+def is_from(rank: int) -> Callable[[str], bool]:
+    """Return a test for the line of a rank that has lost another one."""
+    return lambda line: line.startswith(LOST.format(rank))
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
+def test_a_rank_that_is_killed_while_it_loads_is_named_at_once(words, tmp_path):
+    """The first rank waits for it, for as long as `timeout_s`."""
+    with started([[*COMMAND, *words]], tmp_path) as [command]:
+        wait_for(lambda: len(children(command.pid)) == 2 or ended([command]), START)
+        os.kill(max(children(command.pid)), signal.SIGKILL)
+        assert command.wait(timeout=60) == 1
+        assert any("rank 1: was ended by SIGKILL" in line for line in lines(tmp_path / "0.err"))
 
 
 def is_alive(pid: int) -> bool:

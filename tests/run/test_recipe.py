@@ -254,8 +254,8 @@ def test_words_that_are_no_overrides(words, expected):
 
 def test_unreadable_files(write, tmp_path):
     assert "no such recipe file" in error_of("nowhere.yaml")
-    assert "must hold keys such as target and corpus, got just text" in error_of(write("just text"))
-    assert "must hold keys such as target and corpus, got None" in error_of(write(""))
+    assert "must hold keys such as target, got just text" in error_of(write("just text"))
+    assert "must hold keys such as target, got None" in error_of(write(""))
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\n")
     assert "cannot be read" in error_of("latin.yaml")
     missing = error_of(write("corpus: {sources: [{path: a}], max_length: 99}\n"))

@@ -19,6 +19,7 @@ from drafttrain.target_lm.loading import load_target
 from drafttrain.utils.errors import UserError
 
 RECIPE = "recipes/tiny/pipeline/simulate.yaml"
+NO_TIMES = ["--target_ms", "null", "--draft_ms", "null"]
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def words(tiny_target_folder, tiny_bundle, tmp_path):
     return [RECIPE, *(str(word) for pair in pairs.items() for word in pair)]
 
 
-@pytest.mark.parametrize("more", [[], ["--target_ms", "null", "--draft_ms", "null"]])
+@pytest.mark.parametrize("more", [[], NO_TIMES])
 def test_a_table_by_stages(words, more, tmp_path, capsys):
     assert main(["pipeline", "--simulate", *words, *more]) == 0
     out = capsys.readouterr().out
@@ -95,12 +96,35 @@ def test_states_are_sent_as_they_are_computed(words, tmp_path, monkeypatch, dtyp
         (["--concurrency", "0"], "concurrency: must be >= 1, got 0"),
         (["--children", "100000"], "children: must be <= "),
         (["--max_new_tokens", "9999"], "prompt and new tokens must fit into the 512 positions"),
+        (["--out", "README.md"], "out: must be a folder, got README.md, which is a file or in one"),
+        (
+            ["--costs", "a.json"],
+            "target_ms: must be null beside costs, got times; add --target_ms null --draft",
+        ),
+        (
+            [*NO_TIMES, "--costs", "a.json"],
+            "costs: must be a file of drafttrain pipeline --calibrate, got a.js",
+        ),
+        ([*NO_TIMES, "--costs", "README.md"], "--calibrate, got README.md (no JSON); name its costs.json"),
     ],
 )
 def test_wrong_settings_are_one_line(words, more, problem, capsys):
     assert main(["pipeline", "--simulate", *words, *more]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drafttrain")]
     assert len(lines) == 1 and problem in lines[0]
+
+
+def test_a_recipe_of_ranks_is_named(words, capsys):
+    assert main(["pipeline", *words]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"drafttrain: {RECIPE}: must be of the other kind; add --simulate"
+
+
+def test_a_measured_target_has_no_more_stages_than_blocks(words, tmp_path, capsys):
+    (tmp_path / "costs.json").write_text(json.dumps(COSTS))
+    costs = [*NO_TIMES, "--costs", str(tmp_path / "costs.json"), "--stages", "[2, 9]"]
+    assert main(["pipeline", "--simulate", *words, *costs]) == 2
+    assert "stages: must be <= 4 blocks of the target beside costs, got 9" in capsys.readouterr().err
 
 
 COSTS = {
