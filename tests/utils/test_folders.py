@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from drafttrain.utils.folders import new_folder
+from drafttrain.utils.errors import UserError
+from drafttrain.utils.folders import make_out, new_folder
 
 KILLED = """
 import os, shutil, signal, sys
@@ -22,6 +23,21 @@ folders.os.replace = replace
 with folders.new_folder(sys.argv[1]) as folder:
     (folder / "a").write_text("new")
 """
+
+
+def test_a_folder_for_results_is_made_or_refused_in_one_line(tmp_path, monkeypatch):
+    assert make_out(tmp_path / "a" / "b").is_dir() and make_out(tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "x"):
+        with pytest.raises(UserError, match="out: must be a folder, got .*, which is a file or in one; name"):
+            make_out(place)
+    with pytest.raises(
+        UserError, match="out: must be a folder that can be made, got .* \\(File name too long"
+    ):
+        make_out(tmp_path / ("x" * 300))
+    monkeypatch.setattr(os, "access", lambda *names: False)  # root may write to any
+    with pytest.raises(UserError, match="out: must be a folder that can be written to, got "):
+        make_out(tmp_path)
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
