@@ -387,7 +387,7 @@ def report_options(parser: argparse.ArgumentParser) -> None:
 def report(args: argparse.Namespace) -> None:
     """Write one HTML page with the figures of measurements."""
     if "folder" not in args and "prompt" not in args:
-        raise UserError("FOLDER: must be given without --prompt, got none")
+        raise UserError("FOLDER: must be given, got none; name results, or --bundle and --prompt")
     if "folder" in args:
         require(args, "out")
     else:

@@ -284,7 +284,7 @@ def test_a_removed_command_names_its_replacement(name, capsys):
             "--method: must be [NAME=]BUNDLE[@TREE], ",
         ),
         (["benchmark", "--target", "x", "--out", "y", "--task", "a=b.jsonl"], "b.jsonl: no such file"),
-        (["report", "--out", "y"], "FOLDER: must be given without --prompt, got none"),
+        (["report", "--out", "y"], "FOLDER: must be given, got none; name results, or"),
         (["report", "x"], "the following arguments are required: --out"),
         (["report", "--prompt", "x", "--trace", "y"], "the following arguments are required: --bundle"),
         (["regenerate", "--self-prompts", "3"], "the following arguments are required: --target, --out"),
