@@ -200,11 +200,16 @@ class PipelineConfig:
             )
         if name not in allowed:
             raise UserError(f"tree: must be one of {', '.join(allowed)}, got {self.tree}")
-        if name == "pct" and "threshold=" not in self.tree:
+        settings = dict(part.partition("=")[::2] for part in self.tree.partition(":")[2].split(","))
+        if name == "pct" and settings.get("threshold", "none") == "none":
             raise UserError(
                 f"tree: must have a threshold if it is pct, got {self.tree}; write pct:threshold=0.1, as "
                 "pipelines take none from a calibration"
             )
+        if self.mode == "stpp":
+            from drafttrain.trees.parse import parse_policy  # lazy: imports torch
+
+            parse_policy(self.tree)
 
     @property
     def drafts(self) -> bool:
@@ -247,7 +252,7 @@ class SimulateConfig:
         max_new_tokens: token limit of every answer.
         sampling: how tokens are sampled.
         concurrency: prompts at a time, which fill the stages in pp and stpp; pipedec takes them in turn.
-        stages: numbers of stages to simulate.
+        stages: numbers of stages to simulate; with `costs` at most the target's blocks.
         width: maximum number of nodes per layer of the tree in flight.
         children: number of candidates for each node of the tree in flight.
         layers: layers it grows by per timestep; several (ours) pay if a draft is much faster than a stage.

@@ -6,11 +6,12 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Flow
@@ -190,7 +191,8 @@ class Ranks:
         host, port = (os.environ.get(f"MASTER_{name}") for name in ("ADDR", "PORT"))
         with lost_ranks(rank, f"join the others at {host}:{port}"):
             try:
-                _join(lambda: dist.init_process_group("gloo", "env://", limit, world_size, rank), timeout_s)
+                store = _store(rank, world_size, limit)
+                dist.init_process_group("gloo", None, limit, world_size, rank, store)
             except RuntimeError as error:
                 if "EADDRINUSE" not in str(error):
                     raise
@@ -260,28 +262,30 @@ class Ranks:
         dist.destroy_process_group()
 
 
-def _join(connect: Callable[[], None], timeout_s: float) -> None:
-    """Connect in a thread of its own: torch's store has no time limit for a program that takes a connection
-    and never answers.
+def _store(rank: int, world_size: int, limit: datetime.timedelta) -> dist.Store:
+    """Connect to the store at rank 0, in a thread of its own: torch waits without limit for a program that
+    takes the connection and never answers.
 
     Raises:
-        TimeoutError: nobody has answered long after `timeout_s`.
+        TimeoutError: nobody has answered, long after the time limit.
     """
-    errors: list[Exception] = []
+    found: list[dist.Store | Exception] = []
 
-    def attempt() -> None:
+    def connect() -> None:
         try:
-            connect()
+            store, *_ = next(rendezvous("env://", rank, world_size, timeout=limit))
+            found.append(store)
         except Exception as error:
-            errors.append(error)
+            found.append(error)
 
-    thread = threading.Thread(target=attempt, daemon=True)  # it may never end
+    thread = threading.Thread(target=connect, daemon=True)  # it may never end
     thread.start()
-    thread.join(timeout_s + JOINING)
-    if thread.is_alive():
+    thread.join(limit.total_seconds() + JOINING)
+    if not found:
         raise TimeoutError(STRANGER)
-    if errors:
-        raise errors[0]
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 class lost_ranks:

@@ -114,10 +114,10 @@ def outlook(
     best_first: bool = False,
     at_once: int = 1,
 ) -> Iterator[Row]:
-    """Simulate all modes on each of some machines over all texts, `at_once` of them together.
+    """Yield a row for each pipeline: all modes, simulated over all texts, `at_once` of them together.
 
     Args:
-        described: machines with different numbers of stages, each a group.
+        described: the machines of each pipeline, each group a stage.
         width, children, layers, best_first: of the tree in flight (`PipelineConfig`).
 
     Raises:
@@ -134,22 +134,22 @@ def outlook(
         for size, depth in STATIC
     }
 
-    def fastest(machines: Machines, at_once: int) -> tuple[float, tuple[int, int]]:
+    def fastest(pipeline: Machines, at_once: int) -> tuple[float, tuple[int, int]]:
         return min(
-            (_seconds([stpp_jobs(machines, one) for one in rounds], at_once), shape)
+            (_seconds([stpp_jobs(pipeline, one) for one in rounds], at_once), shape)
             for shape, rounds in static.items()
         )
 
-    for machines in described:
-        tree = len(machines.stages), width, children, layers
+    for pipeline in described:
+        tree = len(pipeline.stages), width, children, layers
         traces = [replay(drafter, *_known(t), *tree, best_first=best_first) for t in texts]
-        stpp, shape = fastest(machines, at_once)
+        stpp, shape = fastest(pipeline, at_once)
         yield Row(
-            len(machines.stages),
-            _seconds([pp_jobs(machines, len(text.answer) - 1) for text in texts], at_once) / tokens,
+            len(pipeline.stages),
+            _seconds([pp_jobs(pipeline, len(text.answer) - 1) for text in texts], at_once) / tokens,
             stpp / tokens,
-            _seconds([pipedec_jobs(machines, trace) for trace in traces], at_once) / tokens,
-            fastest(one_process(machines), 1)[0] / tokens,
+            _seconds([pipedec_jobs(pipeline, trace) for trace in traces], at_once) / tokens,
+            fastest(one_process(pipeline), 1)[0] / tokens,
             sum(trace.hits for trace in traces) / max(sum(max(trace.tokens - 1, 0) for trace in traces), 1),
             sum(len(trace.steps) for trace in traces) / tokens,
             shape,

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,7 +54,6 @@ def pipeline(args: argparse.Namespace) -> int | None:
     # read when torch is imported, here and in the ranks: else it prints its retries and C++ frames before
     # the line of a lost connection
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-
     chosen = [name for name in ("simulate", "calibrate", "dry_run") if name in args]
     if len(chosen) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
@@ -62,14 +61,17 @@ def pipeline(args: argparse.Namespace) -> int | None:
     if "simulate" in args:
         from drafttrain.run.simulate import print_simulation
 
-        return print_simulation(_settings(args, SimulateConfig, PipelineConfig, "leave out --simulate"))
-    config = _settings(args, PipelineConfig, SimulateConfig, "add --simulate")
+        return print_simulation(_settings(args, SimulateConfig))
+    config = _settings(args, PipelineConfig)
     if "dry_run" in args:
         return show_plan(config)
     if "calibrate" in args and config.drafter is None:
         raise UserError(f"{args.recipe}: drafter: must be set for --calibrate, got null; name a bundle")
-    if os.environ.get("RANK", "0") == "0":  # which writes the results
+    if os.environ.get("RANK", "0") == "0":  # which writes the results; before any rank starts
         make_out(config.out)
+        if not Path(config.prompts).exists():
+            got = f"{config.prompts}, which does not exist"
+            raise UserError(f"{args.recipe}: prompts: must be a file or a folder, got {got}; name another")
     if "RANK" not in os.environ:
         if config.world_size > (os.cpu_count() or 1):  # whose start takes minutes
             from drafttrain.pipeline_decoder import cut
@@ -96,31 +98,33 @@ def pipeline(args: argparse.Namespace) -> int | None:
     return None
 
 
-def _settings(args: argparse.Namespace, wanted: type[T], other: type, remedy: str) -> T:
-    """Read the recipe's settings; a recipe of the other kind is named as such.
+def _settings(args: argparse.Namespace, wanted: type[T]) -> T:
+    """Read the settings of a recipe of ranks or, with `SimulateConfig`, of a simulation.
 
     Raises:
-        UserError: as `load_settings`.
+        UserError: as `load_settings`; the recipe is of the other kind; prompts or out are not set.
     """
     from drafttrain.run.recipe import load_settings
+
+    def fits(cls: type) -> bool:
+        try:
+            load_settings(cls, args.recipe)
+        except UserError:
+            return False
+        return True
 
     try:
         config = load_settings(wanted, args.recipe, args.overrides)
     except UserError:
-        try:
-            load_settings(other, args.recipe)
-        except UserError:
-            other = None
-        if other is None:
+        [other] = {PipelineConfig, SimulateConfig} - {wanted}
+        if fits(wanted) or not fits(other):
             raise
-        raise UserError(f"{args.recipe}: must be of the other kind; {remedy}") from None
-    if "dry_run" in args:
-        return config
+        kinds = {PipelineConfig: "of ranks", SimulateConfig: "of a simulation (--simulate)"}
+        words = f"must be a recipe {kinds[wanted]}, got one {kinds[other]}"
+        raise UserError(f"{args.recipe}: {words}; name another one") from None
     for name, what in (("prompts", "a file"), ("out", "a folder")):
-        if getattr(config, name) is None:
+        if getattr(config, name) is None and "dry_run" not in args:
             raise UserError(f"{args.recipe}: {name}: must be set, got null; name {what}")
-    if not Path(config.prompts).exists():  # before ranks start
-        raise UserError(f"prompts: must be a file or a folder, got {config.prompts}, which does not exist")
     return config
 
 
@@ -198,12 +202,11 @@ def start(world_size: int, command: Sequence[str]) -> int:
         for rank in range(world_size)
     ]
     try:
-        while None in (statuses := [rank.poll() for rank in ranks]):
-            if any(statuses):
-                _wait(ranks, GRACE)
-                break
+        while None in (statuses := [rank.poll() for rank in ranks]) and not any(statuses):
             time.sleep(0.05)
-        _report_killed(statuses)
+        named = _report_killed(ranks)
+        _wait(ranks, GRACE)
+        _report_killed(ranks, named)
         failed = [rank.returncode for rank in ranks if rank.returncode]  # by a signal: below 0
         return max([LOST, *failed]) if failed else 0
     finally:
@@ -213,17 +216,19 @@ def start(world_size: int, command: Sequence[str]) -> int:
         _wait(ranks, GRACE)
 
 
-def _report_killed(statuses: Sequence[int | None]) -> None:
-    """Name the ranks that a signal has ended: they could not report it themselves."""
-    for rank, status in enumerate(statuses):
-        if status is not None and status < 0:
-            name = signal.Signals(-status).name
-            print(
-                f"drafttrain: rank {rank}: was ended by {name}, perhaps for lack of memory; --dry-run shows "
-                "what each rank takes",
-                file=sys.stderr,
-                flush=True,
-            )
+def _report_killed(ranks: Sequence[subprocess.Popen], named: Set[int] = frozenset()) -> set[int]:
+    """Name the ranks that a signal has ended, which could not report it themselves; return them.
+
+    Args:
+        named: ranks that have been named before.
+    """
+    killed = {rank for rank, process in enumerate(ranks) if (process.returncode or 0) < 0}
+    for rank in sorted(killed - named):
+        number = -ranks[rank].returncode
+        why = ", perhaps for lack of memory; --dry-run shows what each rank takes"
+        why = why if number == signal.SIGKILL else "; see what the other ranks say"
+        print(f"drafttrain: rank {rank}: was ended by signal {number}{why}", file=sys.stderr, flush=True)
+    return killed
 
 
 def _wait(ranks: Sequence[subprocess.Popen], seconds: float) -> None:

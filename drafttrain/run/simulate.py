@@ -1,7 +1,6 @@
 """`drafttrain pipeline --simulate` and `drafttrain.simulate`: how fast a pipeline would be, by the number of
 its stages."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields
@@ -78,7 +77,9 @@ def _simulate(config: SimulateConfig, note: Callable[[str], None]) -> tuple[list
         read_costs(config.costs)
     target, drafter = _load(config)
     if config.costs is not None and (most := max(config.stages)) > target.n_blocks:
-        raise UserError(f"stages: must be <= {target.n_blocks} blocks of the target beside costs, got {most}")
+        raise UserError(
+            f"stages: must be <= {target.n_blocks}, the target's blocks, beside costs, got {most}; name fewer"
+        )
     ids = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):
         target.check_length(tokens, config.max_new_tokens, prompt.id)
@@ -89,12 +90,12 @@ def _simulate(config: SimulateConfig, note: Callable[[str], None]) -> tuple[list
     is_described = config.costs is None and config.target_ms is not None
     size = 2 * target.hidden_size if is_described else sent_bytes(target)  # described: 16 bits
     link = Link(config.link.gbit, config.link.ms / 1e3, size)
-    note(f"{len(texts)} prompts are decoded; growing trees")
+    note("texts are decoded")
     described = (machines(stages, *costs, link, sync) for stages in config.stages)
     tree, rows = (config.width, config.children, config.layers, config.best_first), []
     for row in outlook(drafter, texts, described, *tree, config.concurrency):
         rows.append(row)
-        note(f"{row.stages} stages are simulated")
+        note(f"{len(rows)} of {len(config.stages)}: {row.stages} stages")
     machine = describe_machine(torch.device("cpu"), target.dtype)
     curves = {
         name: [list(curve.sizes), list(curve.seconds)] for name, curve in zip(("target", "draft"), costs)
@@ -153,18 +154,20 @@ def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":
         UserError: no such file, costs of another target, or seconds that are not positive and finite.
     """
     from drafttrain.pipeline.measure import PipelineCosts
+    from drafttrain.utils.files import read_json
     from drafttrain.utils.types import fits
 
-    made_by = "costs: must be a file of drafttrain pipeline --calibrate"
+    wanted = "a file of drafttrain pipeline --calibrate"
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or "no JSON"
-        raise UserError(f"{made_by}, got {path} ({why}); name its costs.json") from None
+        found = read_json(path)
+    except UserError:
+        raise UserError(
+            f"costs: must be {wanted}, got {path}, which is missing or no JSON; name its costs.json"
+        ) from None
     found = found if isinstance(found, dict) else {}
     parts = fields(PipelineCosts)
     if missing := [one.name for one in parts if one.default is MISSING and one.name not in found]:
-        raise UserError(f"{made_by}, got {path} without {missing[0]}")
+        raise UserError(f"costs: must be {wanted}, got {path} without {missing[0]}")
     costs = PipelineCosts(**{one.name: found[one.name] for one in parts if one.name in found})
     blocks = found.get("blocks")  # of each rank; a file of an earlier version may lack them
     whole = fits(blocks, list[int] | None) and fits(costs, PipelineCosts)

@@ -158,7 +158,7 @@ def speeds(run: Run, name: str) -> Measured:
     if name == "A" and not run.pair:
         skipped = {"value": None, "skipped": "no --pair TARGET DRAFTER"}
         return {figure: skipped for figure in (*names, "seed_vs_serial_sd", BUSY)}
-    if name == "A" and set(run.only) == {BUSY}:
+    if name == "A" and {*run.only} & {*names, "seed_vs_serial_sd", BUSY} == {BUSY}:
         return busy_alone(run)
     run.check_quiet()
     pair = load_pair("A", *run.pair) if name == "A" else load_pair("B", None, DRAFTER)

@@ -43,7 +43,9 @@ def test_it_decodes_what_the_whole_target_decodes(
     more = ["--drafter", str(tiny_bundle), "--mode", mode, "--stages.ranks", "3"]
     more += ["--concurrency", str(at_once), "--link", "{gbit: 10, ms: 0.5}", *stages]
     assert main(["pipeline", *words, *more]) == 0
-    assert f"mode {mode}, prompts 2" in capfd.readouterr().out
+    shown = capfd.readouterr().out
+    assert f"mode {mode}, prompts 2" in shown and f", out {tmp_path / 'out'}\n" in shown
+    assert ("hit rate" in shown) == (mode != "pp")
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
     config = load_settings(PipelineConfig, words[0], words[1:])
     ids = [prompt.token_ids(tiny_target.tokenizer) for prompt in read_prompts(config.prompts)]
@@ -51,6 +53,7 @@ def test_it_decodes_what_the_whole_target_decodes(
     if "bfloat16" not in stages:
         assert [row["token_ids"] for row in rows] == plain
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["hit_rate"] is None) == (mode == "pp") and summary["late"] is None
     assert len(summary["blocks"]) == 3 and sum(summary["blocks"]) == 4 and min(summary["blocks"]) >= 1
     assert (
         summary["tokens"] == sum(len(row["token_ids"]) for row in rows) > 0
@@ -94,9 +97,10 @@ def test_it_decodes_what_the_whole_target_decodes(
             "tree: must be one of chain, static, paths, vct, eagle1, cape, eagle2, pct, joint",
         ),
         (
-            ["--tree", "pct:top_k=4"],
-            "tree: must have a threshold if it is pct, got pct:top_k=4; write pct:thr",
+            ["--tree", "pct:threshold=none"],
+            "tree: must have a threshold if it is pct, got pct:threshold=none; write",
         ),
+        (["--mode", "stpp", "--drafter", "x", "--tree", "static:foo=1"], "foo"),
         (["--sampling.top_p", "0"], "sampling.top_p: must be > 0 and <= 1, got 0"),
         (["--prompts", "nope.jsonl"], "prompts: must be a file or a folder, got nope.jsonl, which does"),
     ],
@@ -183,7 +187,7 @@ def test_a_dry_run_shows_what_each_rank_would_hold(words, tiny_bundle, tiny_targ
         (["--out", "null"], "out: must be set, got null"),
         (["--out", "README.md"], "out: must be a folder, got README.md, which is a file or in one"),
         (["--out", "README.md/x"], "out: must be a folder, got README.md/x, which is a file or in one"),
-        (["--simulate"], "smollm2-2.yaml: must be of the other kind; leave out --simulate"),
+        (["--simulate"], "smollm2-2.yaml: must be a recipe of a simulation (--simulate), got one of ranks"),
         (["--dry-run", "--stages.blocks", "[1, 2]"], "stages.blocks: must add up to the 4 blocks of"),
         (["--dry-run", "--stages.ranks", "9"], "stages.ranks: must be <= 4, the target's blocks, got 9"),
     ],

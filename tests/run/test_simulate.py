@@ -105,7 +105,10 @@ def test_states_are_sent_as_they_are_computed(words, tmp_path, monkeypatch, dtyp
             [*NO_TIMES, "--costs", "a.json"],
             "costs: must be a file of drafttrain pipeline --calibrate, got a.js",
         ),
-        ([*NO_TIMES, "--costs", "README.md"], "--calibrate, got README.md (no JSON); name its costs.json"),
+        (
+            [*NO_TIMES, "--costs", "README.md"],
+            "got README.md, which is missing or no JSON; name its costs.json",
+        ),
     ],
 )
 def test_wrong_settings_are_one_line(words, more, problem, capsys):
@@ -117,14 +120,33 @@ def test_wrong_settings_are_one_line(words, more, problem, capsys):
 def test_a_recipe_of_ranks_is_named(words, capsys):
     assert main(["pipeline", *words]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line == f"drafttrain: {RECIPE}: must be of the other kind; add --simulate"
+    assert f"{RECIPE}: must be a recipe of ranks, got one of a simulation (--simulate); name another" in line
+
+
+def test_a_recipe_of_both_kinds_is_asked_for_what_is_wrong_in_it(words, tmp_path, capsys):
+    keys = dict(zip(words[1::2], words[2::2]))
+    lines = [f"{name}: {keys[f'--{name}']}" for name in ("target", "drafter", "prompts", "out")]
+    (tmp_path / "both.yaml").write_text("\n".join(lines))
+    for more, problem in ((["--width", "0"], "width: must be >= 1, got 0"), (["--bogus", "1"], "bogus")):
+        for option in ([], ["--simulate"]):
+            assert main(["pipeline", *option, str(tmp_path / "both.yaml"), *more]) == 2
+            assert problem in capsys.readouterr().err
+
+
+def test_steps_are_shown_by_the_command_alone(words, capsys):
+    assert main(["pipeline", "--simulate", *words]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("drafttrain: ")]
+    steps = "texts are decoded", "1 of 2: 1 stages", "2 of 2: 3 stages"
+    assert said == [f"drafttrain: {step}" for step in steps]
+    drafttrain.simulate(replace(load_settings(SimulateConfig, words[0], words[1:]), out=None))
+    assert "drafttrain: " not in capsys.readouterr().err
 
 
 def test_a_measured_target_has_no_more_stages_than_blocks(words, tmp_path, capsys):
     (tmp_path / "costs.json").write_text(json.dumps(COSTS))
     costs = [*NO_TIMES, "--costs", str(tmp_path / "costs.json"), "--stages", "[2, 9]"]
     assert main(["pipeline", "--simulate", *words, *costs]) == 2
-    assert "stages: must be <= 4 blocks of the target beside costs, got 9" in capsys.readouterr().err
+    assert "stages: must be <= 4, the target's blocks, beside costs, got 9" in capsys.readouterr().err
 
 
 COSTS = {

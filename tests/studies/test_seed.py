@@ -298,7 +298,7 @@ def test_how_busy_the_target_is_needs_seed_alone(figures, monkeypatch):
 
     monkeypatch.setattr(figures, "choose", lambda *names: ({figures.SEED: chosen}, {}))
     monkeypatch.setattr(figures, "collect", collect)
-    run = goals.Run("seed", pair=["large", "small"], only=[figures.BUSY], busy="warn")
+    run = goals.Run("seed", pair=["large", "small"], only=[figures.BUSY, "prefix_gain"], busy="warn")
     measured = figures.speeds(run, "A")
     assert measured.keys() == {figures.BUSY} and collected == [([figures.SEED], run_size(), 3)]
     row = measured[figures.BUSY]
