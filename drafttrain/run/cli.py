@@ -130,7 +130,7 @@ GROUPS = {
         ),
     },
 }
-ANEW = ("generate", "pipeline")  # write nothing before their end
+NOT_RESUMED = ("generate", "pipeline")  # write nothing before their end
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         how, status = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
         kept = (
             "nothing is kept"
-            if getattr(args, "command", None) in ANEW
+            if getattr(args, "command", None) in NOT_RESUMED
             else "the same command continues where it can"
         )
         print(f"drafttrain: {how}; {kept}", file=sys.stderr)

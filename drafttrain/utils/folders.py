@@ -10,7 +10,7 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.writing import clear_leftovers, own_name
 
 
-def make_out(path: str | os.PathLike) -> Path:
+def make_out(path: str | os.PathLike) -> None:
     """Make the folder `out` of a run, if there is none, before hours are spent on what it is for.
 
     Raises:
@@ -29,7 +29,6 @@ def make_out(path: str | os.PathLike) -> Path:
         ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"out: must be a folder that can be written to, got {path}; name another")
-    return folder
 
 
 @contextmanager

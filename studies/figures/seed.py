@@ -4,7 +4,7 @@ Speeds are ratios of seconds per new token on whole trees, prompts included, eve
 the same problems in turn. The drafts of each method are chosen before a problem is read, by whole trees of
 thoughts for problems of GSM8K's training split. Pair B is SmolLM2 with the committed EDD drafter; pair
 A, a larger target with a small LM, is named by --pair. Estimated minutes at full size on 2 cores: pair B 135,
-pair A some hours (`--only target_busy` 60), `tree_alpha_gain` 25, paced 140, `seed_mismatches` 18,
+pair A some hours (`--only target_busy` 35), `tree_alpha_gain` 25, paced 140, `seed_mismatches` 18,
 `accuracy_difference` some hours (`--resume` goes on with an ended run).
 """
 
