@@ -7,6 +7,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalEntryNotFoundError
 
 from drafttrain.bundle_files import CONTENTS, README
+from drafttrain.utils.disk import disk_problem
 from drafttrain.utils.errors import UserError, brief
 
 
@@ -37,6 +38,8 @@ def _download(name: str, patterns: list[str], what: str, others: Sequence[str] =
     except HFValidationError:
         raise UserError(f"{name}: no such folder; give a {what}'s folder or Hub id (user/name)") from None
     except (HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OSError) as error:
+        if problem := disk_problem(error):
+            raise UserError(f"{name}: cannot be downloaded; {problem}") from None
         raise UserError(
             f"{name}: no such folder; downloading it from the Hub failed ({brief(error)}); see "
             "that the name and the network are right"

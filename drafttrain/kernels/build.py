@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.errors import UserError, brief, first_line
 from drafttrain.utils.files import cache_dir
 
 SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
@@ -99,8 +99,9 @@ def library() -> ctypes.CDLL | None:
             called.restype = ctypes.c_int64 if function in COUNTS else None
         loaded.variant = name
         return loaded
-    line = (str(reason).strip() or type(reason).__name__).splitlines()[0]
-    print(f"kernels: not built ({line}); decoding uses torch's operators, slower", file=sys.stderr)
+    print(
+        f"kernels: not built ({first_line(reason)}); decoding uses torch's operators, slower", file=sys.stderr
+    )
     return None
 
 

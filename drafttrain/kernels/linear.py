@@ -53,7 +53,7 @@ def _allocate(size: int) -> tuple[torch.Tensor, int]:
     """Return memory for packed weights, and the address at which they begin.
 
     Layers share regions of huge pages, so that reading all of them in turn causes few TLB misses. A region is
-    freed with the last layer in it.
+    freed with the last layer in it, the newest once there is another.
     """
     global _region
     with _region_lock:

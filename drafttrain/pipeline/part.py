@@ -37,11 +37,13 @@ from drafttrain.target_lm.model import (
 )
 from drafttrain.target_lm.native import can_run_natively, native_blocks
 from drafttrain.target_lm.stock_masks import allowed_slots, attention_mask
-from drafttrain.utils.errors import UserError
+from drafttrain.target_lm.tree_check import SUPPORTED_LAYERS
+from drafttrain.utils.errors import UserError, first_line
 from drafttrain.utils.files import read_json, require_file, usable
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 SAMPLES, SAMPLE = 64, 4096  # places in each file of weights that ranks compare, and bytes of each
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in configs with experts
 NEEDED = ("layers", "embed_tokens", "norm", "rotary_emb")  # attributes that a model needs to be cut
 
 
@@ -213,6 +215,10 @@ def load_part(
     }
     tensors = _read(Path(place), sources, tied=bool(config.tie_word_embeddings))
     _fill(place, model, {name: tensor.to(rounded or dtype).to(dtype) for name, tensor in tensors.items()})
+    if empty := [name for name, buffer in model.named_buffers() if buffer.is_meta]:  # not stored, as Gemma's
+        raise UserError(
+            f"{place}: must have no buffers besides its weights to be cut, got {empty[0]}; use another target"
+        )
     if len(blocks) < n_blocks:
         _require_unchanged_states(place, model)
     return TargetPart(model, blocks, n_blocks, taps)
@@ -325,13 +331,21 @@ def _text_config(place: str) -> PreTrainedConfig:
     """Load the config of a target, which must be a language model alone.
 
     Raises:
-        UserError: the language model is one of several parts.
+        UserError: the language model is one of several parts, or has layers that cannot be cut.
     """
     config = load_config(place)
     if config.get_text_config() is not config:
         raise UserError(
             f"{place}: must be a language model alone to be cut, got {config.model_type}, of which one is a "
             "part; save that part as a model of its own"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ()) - SUPPORTED_LAYERS
+    kinds |= {"ALiBi"} if getattr(config, "alibi", False) else set()
+    kinds |= {"experts"} if any(getattr(config, name, None) for name in EXPERTS) else set()
+    if kinds:
+        raise UserError(
+            f"{place}: must have full or sliding-window attention and no experts to be cut, got "
+            f"{', '.join(sorted(kinds))}; use another target"
         )
     return config
 
@@ -446,4 +460,4 @@ def _opened(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); fetch it again") from error
+        raise UserError(f"{path}: cannot be read ({first_line(error)}); fetch it again") from error

@@ -32,7 +32,7 @@ class CollectConfig:
     max_skipped: float = setting(0.01, ge=0, le=1)
     tapped_blocks: list[int] | None = None
     kept_in: list[str] = field(default_factory=list, metadata={"changes_output": False})
-    dtype: Literal["auto", "bfloat16", "float32"] = field(default="auto", metadata={"settled": True})
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
 
     def check(self) -> None:
         """Validate the ranges.

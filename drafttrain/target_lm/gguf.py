@@ -33,7 +33,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from drafttrain.utils.disk import require_free_disk
-from drafttrain.utils.errors import UserError, brief
+from drafttrain.utils.errors import UserError, brief, first_line
 
 # Values of `tokenizer.ggml.pre` whose token ids are known to come out right. Those of the first group split
 # off every digit before GPT-2's pattern applies; transformers knows the patterns of the others.
@@ -100,7 +100,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
         metadata = {key: field.contents() for key, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, IndexError, KeyError, OSError) as error:
-        raise UserError(f"{path}: not a whole GGUF file ({_first_line(error)}); download it again") from None
+        raise UserError(f"{path}: not a whole GGUF file ({first_line(error)}); download it again") from None
     for key in ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens"):
         if key not in metadata:
             raise UserError(f"{path}: no {key} in its metadata; give a GGUF file of a whole language model")
@@ -143,7 +143,7 @@ def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizer
             ).backend_tokenizer
         except (ValueError, KeyError) as error:
             raise UserError(
-                f"{path}: cannot convert the tokenizer ({_first_line(error)}); {ELSEWHERE}"
+                f"{path}: cannot convert the tokenizer ({first_line(error)}); {ELSEWHERE}"
             ) from None
 
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -207,7 +207,7 @@ def _load_model(path: Path, metadata: dict[str, Any], tensors: dict[str, ReaderT
             )
         except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
             raise UserError(
-                f"{path}: cannot convert the weights ({_first_line(error)}); {ELSEWHERE}"
+                f"{path}: cannot convert the weights ({first_line(error)}); {ELSEWHERE}"
             ) from None
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"{path}: no weights for {', '.join(missing[:3])}; {ELSEWHERE}")
@@ -275,7 +275,3 @@ def _linked_alone(path: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.absolute())
         yield folder
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -21,7 +21,7 @@ from drafttrain.target_lm.known import SMOLLM2, is_known, read_record
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.native import can_run_natively
 from drafttrain.target_lm.sizes import require_values
-from drafttrain.utils.errors import UserError
+from drafttrain.utils.errors import UserError, first_line
 from drafttrain.utils.threads import limit_threads
 
 CPU = torch.device("cpu")
@@ -111,7 +111,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
         UserError: no tokenizer there, an unreadable one, or one without an end-of-sequence token.
     """
     place = resolve_target(model)
-    with _one_line_errors(model, "tokenizer"):
+    with _one_line_errors(place, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
         tokenizer("a")  # settings of wrong types fail only now
     if tokenizer.eos_token_id is None:
@@ -208,7 +208,7 @@ def _device(device: str) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # unknown name; no such accelerator here
-        raise UserError(f"device: {device!r} cannot be used ({_first_line(error)}); try auto") from error
+        raise UserError(f"device: {device!r} cannot be used ({first_line(error)}); try auto") from error
 
 
 @contextmanager
@@ -223,8 +223,4 @@ def _one_line_errors(model: str, part: str) -> Iterator[None]:
             remedy = "put the model's own tokenizer.json and tokenizer_config.json into the folder"
         else:
             remedy = "check the files in the folder"
-        raise UserError(f"{model}: cannot load its {part} ({_first_line(error)}); {remedy}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{model}: cannot load its {part} ({first_line(error)}); {remedy}") from error

@@ -8,6 +8,11 @@ class UserError(Exception):
     """A mistake that the user can correct. The message is one line: what is wrong, where, and the remedy."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def brief(reason: object, limit: int = 200) -> str:
     """Shorten another library's message to one line of at most `limit` characters: to whole sentences if they
     keep half of it or more, else to whole words. "…" marks what is left out."""
