@@ -60,15 +60,14 @@ def packed_rows(folders: Iterable[Path], exclude: Sequence[str], without: Iterab
         UserError: a folder without the record of a regeneration, or an unreadable file in `without`.
     """
     seen, prompts = set(), EvaluationPrompts.read(exclude)
-    for path in without:
-        with usable(path, "name a file that this script wrote"):
-            for row in parquet.read_table(path, columns=["id", "conversations"]).to_pylist():
-                seen |= {row["id"], tuple(map(fold, asked(row)))}
+    for row in known_rows(without):
+        seen |= {row["id"], tuple(map(fold, asked(row)))}
     for folder in folders:
         made_by = read_json(folder / RECORD)["settings"]["tokenizer"]
         for row in read_rows(folder):
-            folded = tuple(map(fold, asked(row)))
-            if row["id"] in seen or folded in seen or any(map(prompts.overlap, asked(row))):
+            folded, problem = tuple(map(fold, asked(row))), row.get("tree_of")
+            asks = [*asked(row), problem] if problem else asked(row)
+            if row["id"] in seen or folded in seen or any(map(prompts.overlap, asks)):
                 continue
             seen |= {row["id"], folded}
             turns = [
@@ -76,16 +75,29 @@ def packed_rows(folders: Iterable[Path], exclude: Sequence[str], without: Iterab
                 for turn in row["conversations"]
             ]
             kept = {name: row[name] for name in SCHEMA.names[:-1]}
-            yield kept | {"conversations": turns, "tokenizer_hash": made_by}
+            kept |= {"conversations": turns, "tokenizer_hash": made_by}
+            yield kept | {"tree_of": problem} if problem else kept
 
 
-def traced_rows(folders: Iterable[Path], exclude: Sequence[str]) -> Iterator[dict]:
+def known_rows(without: Iterable[Path]) -> Iterator[dict]:
+    """Yield ids and conversations of the rows of packed files.
+
+    Raises:
+        UserError: an unreadable file.
+    """
+    for path in without:
+        with usable(path, "name a file that this script wrote"):
+            yield from parquet.read_table(path, columns=["id", "conversations"]).to_pylist()
+
+
+def traced_rows(folders: Iterable[Path], exclude: Sequence[str], without: Iterable[Path]) -> Iterator[dict]:
     """Yield the answers in folders of traces that drafts are made for, as token ids where they have them.
 
     Raises:
-        UserError: a folder without traces, a damaged one, or one without the name of its target.
+        UserError: a folder without traces, a damaged one, one without the name of its target, or an
+            unreadable file in `without`.
     """
-    prompts, hashes = EvaluationPrompts.read(exclude), {}
+    prompts, hashes, seen = EvaluationPrompts.read(exclude), {}, {row["id"] for row in known_rows(without)}
     for folder in folders:
         paths = [path for path in sorted(folder.glob("*.json")) if path.name != SUMMARY]
         if not paths:
@@ -118,7 +130,8 @@ def traced_rows(folders: Iterable[Path], exclude: Sequence[str]) -> Iterator[dic
                     "tokenizer_hash": hashes[target],
                     "tree_of": row["tree_of"],
                 }
-                if not any(map(prompts.overlap, [*asked(packed), row["tree_of"]])):
+                asks = [*asked(packed), row["tree_of"]]
+                if packed["id"] not in seen and not any(map(prompts.overlap, asks)):
                     yield packed
 
 
@@ -139,7 +152,7 @@ def pack(
     Raises:
         UserError: as `packed_rows` and `traced_rows`, or no answer is left.
     """
-    found = itertools.chain(packed_rows(folders, exclude, without), traced_rows(traces, exclude))
+    found = itertools.chain(packed_rows(folders, exclude, without), traced_rows(traces, exclude, without))
     rows, schema = sorted(found, key=lambda row: row["id"]), SCHEMA
     if not rows:
         raise UserError(f"{out}: must have an answer, got none but excluded ones; name other folders")

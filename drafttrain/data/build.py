@@ -26,7 +26,7 @@ from drafttrain.data.conversation import Conversation
 from drafttrain.data.corpus import FORMAT_VERSION, tokenizer_facts
 from drafttrain.data.encode import check_trained_fraction, encode_raw, write_raw
 from drafttrain.data.loss_mask import fill_texts
-from drafttrain.data.measured import hash_input, not_compared, note_compared
+from drafttrain.data.measured import hash_input, not_compared, note_changed, note_compared
 from drafttrain.data.overlap import OVERLAP, EvaluationPrompts, MeasuredPrompts, not_excluded
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.data.report import CorpusReport, SplitCounts
@@ -98,13 +98,7 @@ def check_measured(
     if not new:
         return
     metadata = read_json(Path(corpus) / "corpus.json")
-    paths, inputs = ", ".join(one.path for one in new), metadata["inputs"]
-    other = next(
-        (path for path in inputs if not Path(path).exists() or hash_input(path) != inputs[path]), None
-    )
-    if other is not None:
-        line = f"corpus: {paths} cannot be compared with it, as {other} has changed or is gone since"
-        Console(stderr=True).print(line, style="yellow", markup=False, soft_wrap=True)
+    if note_changed("corpus", new, metadata["inputs"].items()):
         return
     settings = metadata["config"]
     config = CorpusConfig(**{**settings, "sources": [Source(**source) for source in settings["sources"]]})

@@ -1,12 +1,14 @@
 """Record of the evaluation prompts that a corpus has been compared with; its drafter must not learn them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from drafttrain.data.config import PromptSet
 from drafttrain.utils.files import fingerprint, read_json
-from drafttrain.utils.hashes import sha256_file
+from drafttrain.utils.provenance import content_hashes
 from drafttrain.utils.writing import write_json
 
 FILE = ".measured.json"  # in the folder of the corpus; hidden, as later stages do not depend on it
@@ -21,18 +23,36 @@ def not_compared(corpus: str | Path, measured: Sequence[PromptSet]) -> list[Prom
 def note_compared(corpus: str | Path, measured: Sequence[PromptSet]) -> None:
     """Record that a corpus has been compared with these prompts and holds none of them."""
     if measured:
-        write_json(
-            Path(corpus) / FILE, _known(corpus) | {_key(one): hash_input(one.path) for one in measured}
-        )
+        new = {_key(one): hash_input(one.path) for one in measured}
+        write_json(Path(corpus) / FILE, _known(corpus) | new)
 
 
 def hash_input(path: str | Path) -> str:
-    """Return the hash of a file's bytes, or of the names and bytes of the files in a folder."""
-    path = Path(path)
-    if path.is_file():
-        return sha256_file(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return fingerprint([[file.relative_to(path).as_posix(), sha256_file(file)] for file in files])
+    """Return the sha256 of a file in hex, or a hash of a folder's files without hidden ones.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    hashes = content_hashes(path)
+    return hashes.get("") or fingerprint([[name, digest] for name, digest in hashes.items()])
+
+
+def note_changed(made: str, new: Sequence[PromptSet], inputs: Iterable[tuple[str, str]]) -> bool:
+    """Return whether an input has changed or is gone since `made` was made of it, so that its texts cannot be
+    compared with prompts; print a line if so.
+
+    Args:
+        made: "corpus" or "ngrams".
+        new: the prompts.
+        inputs: path of each input, and its hash as it was then, or the hash's first digits.
+    """
+    for path, known in inputs:
+        if not Path(path).exists() or not hash_input(path).startswith(known):
+            paths = ", ".join(one.path for one in new)
+            line = f"{made}: {paths} cannot be compared with it, as {path} has changed or is gone since"
+            Console(stderr=True).print(line, style="yellow", markup=False, soft_wrap=True)
+            return True
+    return False
 
 
 def _known(corpus: str | Path) -> dict[str, Any]:

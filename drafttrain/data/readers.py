@@ -10,7 +10,7 @@ from drafttrain.data.config import Format
 from drafttrain.data.conversation import Conversation
 from drafttrain.data.documents import clean_document
 from drafttrain.data.message import Message
-from drafttrain.data.rows import row_to_conversation
+from drafttrain.data.rows import row_to_conversation, well_formed
 from drafttrain.data.streams import JSON_LINES, TEXT, Stream, open_streams, read_text, read_values
 from drafttrain.utils.errors import UserError
 
@@ -63,8 +63,10 @@ def read_conversations(
     for stream in open_streams(path):
         for row, value in _values(stream, format, report):
             report.read += 1
-            source = f"{stream.source}:row {row}" if row else stream.source
-            name = f"{stream.name}:{row}" if row else stream.name
+            source, name = stream.source, stream.name
+            if row:
+                source, name = f"{source}:row {row}", f"{name}:{row}"
+            source, name = well_formed(source), well_formed(name)  # of a file whose name is not UTF-8
             if isinstance(value, str) and not row:
                 conversation = Conversation(name, [Message("text", value)], source)
             else:

@@ -82,9 +82,8 @@ def row_to_conversation(
         if (repaired := well_formed(message.content)) != message.content:
             message.content = repaired
             repairs["broken characters replaced"] += 1
-    return Conversation(
-        id, messages, source, row.get("tokenizer_hash"), str(row.get("tree_of") or "") or None
-    )
+    problem = well_formed(str(row.get("tree_of") or "")) or None
+    return Conversation(id, messages, source, row.get("tokenizer_hash"), problem)
 
 
 def is_exchange(row: dict) -> bool:

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
 import tarfile
 import zipfile
@@ -109,7 +110,7 @@ def _wanted(name: str) -> bool:
 
 
 def _mixed(names) -> list[str]:
-    return sorted(filter(_wanted, names), key=lambda name: hashlib.sha256(name.encode()).digest())
+    return sorted(filter(_wanted, names), key=lambda name: hashlib.sha256(os.fsencode(name)).digest())
 
 
 @contextmanager

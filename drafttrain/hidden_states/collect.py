@@ -241,12 +241,25 @@ class _Collection:
         """Raise UserError if the folder holds a store other than an earlier attempt at this collection."""
         if not (self.folder / MANIFEST).exists():
             return
-        theirs = read_manifest(self.folder)
+        try:
+            theirs = read_manifest(self.folder)
+        except UserError as error:
+            problem = str(error).rpartition(";")[0]
+            raise UserError(
+                f"{self.folder}: holds hidden states that cannot be read ({problem}); delete the folder or "
+                "choose another"
+            ) from None
         if theirs.key != self.manifest.key:
             difference = theirs.difference(self.manifest.target, self.manifest.corpus)
             raise UserError(
                 f"{self.folder}: holds hidden states made with another "
                 f"{difference or 'dtype or shard_tokens'}; delete the folder or choose another"
+            )
+        is_known = "loss_mask" in self.split.column_names
+        if theirs.masks and is_known and theirs.masks != mask_fingerprint(self.split):  # some may be zeros
+            raise UserError(
+                f"{self.folder}: holds hidden states for other trained tokens; delete the folder or choose "
+                "another"
             )
 
     def _shard(self, index: int) -> Shard | None:
@@ -257,10 +270,10 @@ class _Collection:
 
     def _own_tokens(self, index: int) -> int:
         """Return the number of tokens whose states a shard holds, or will hold, itself."""
-        if not self.recorded.places:
-            return self._tokens(index)
         if (shard := self._shard(index)) is not None:
             return shard.tensors["final"][1][0]
+        if not self.recorded.places:
+            return self._tokens(index)
         rows = self.split[self.manifest.bounds[index] : self.manifest.bounds[index + 1]]
         found = zip(rows["input_ids"], map(self.recorded.find, rows["input_ids"], rows["loss_mask"]))
         return sum(len(tokens) for tokens, one in found if one is None or not one.is_on_disk_of(self.folder))

@@ -304,7 +304,7 @@ class HiddenStateStore:
         if difference:
             raise UserError(f"{path}: made with another {difference}; collect the hidden states again")
         if corpus is not None and manifest.masks and manifest.masks != mask_fingerprint(corpus):
-            raise UserError(f"{path}: made for other trained tokens; collect the hidden states again")
+            raise UserError(f"{path}: made for other trained tokens; delete it and collect again")
         if not manifest.complete:
             raise UserError(f"{path}: collection was interrupted; run the same collection again to finish it")
         shards = []

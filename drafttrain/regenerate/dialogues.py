@@ -52,6 +52,7 @@ class Dialogue:
         system: its system turn, if any.
         questions: the user turns in order.
         temperature: 0 for greedy, the same in all turns.
+        tree_of: as in `Conversation`.
         answers: the target's turns so far.
         finish_reason: of the last answer: "stop" or "length".
         retokenized: whether the ids of an answer were made from its text.
@@ -63,6 +64,7 @@ class Dialogue:
     system: list[Message]
     questions: list[str]
     temperature: float
+    tree_of: str | None = None
     answers: list[Message] = field(default_factory=list)
     finish_reason: str = ""
     retokenized: bool = False
@@ -82,7 +84,10 @@ class Dialogue:
 
     @property
     def asked(self) -> list[str]:
-        """Return the texts of the system and user turns."""
+        """Return the texts that may hold an evaluation prompt: system and user turns, the tree's problem."""
+        return self._turns() + ([self.tree_of] if self.tree_of else [])
+
+    def _turns(self) -> list[str]:
         return [message.content for message in self.system] + self.questions
 
     def prompt(self) -> list[Message]:
@@ -98,20 +103,18 @@ class Dialogue:
                 turn["token_ids"] = message.token_ids
         row = {"id": self.id, "conversations": turns, "finish_reason": self.finish_reason}
         row["temperature"] = self.temperature
+        if self.tree_of:
+            row["tree_of"] = self.tree_of
         if self.retokenized:
             row["retokenized"] = True
         return row
 
     def matches(self, row: dict[str, Any]) -> bool:
         """Return whether an earlier row answers these questions, or the first ones, at this temperature."""
-        asked, turns = questions(row), row.get("conversations", [])
-        is_same = row.get("temperature") == self.temperature and asked == self.asked[: len(asked)]
+        turns = row.get("conversations", [])
+        asked = [turn["value"] for turn in turns if turn["from"] != "gpt"]
+        is_same = row.get("temperature") == self.temperature and asked == self._turns()[: len(asked)]
         return is_same and len(turns) > 1
-
-
-def questions(row: dict[str, Any]) -> list[str]:
-    """Return the texts of the system and user turns of a written row."""
-    return [turn["value"] for turn in row.get("conversations", []) if turn["from"] != "gpt"]
 
 
 def hashed(*parts: Any) -> int:
@@ -159,9 +162,6 @@ def plan_dialogues(
         if not questions:
             skipped["no user turn"] += 1
             continue
-        if not _is_unicode([name, *(message.content for message in system), *questions]):
-            skipped["text is not Unicode"] += 1
-            continue
         if deduplicate:
             prompt = hashed(*(message.content for message in system), len(system), *questions)
             if prompt in prompts:
@@ -169,16 +169,8 @@ def plan_dialogues(
                 continue
             prompts.add(prompt)
         is_greedy = hashed(seed, "greedy", name) < greedy_fraction * 2**64
-        yield Dialogue(name, conversation.source, system, questions, 0.0 if is_greedy else temperature)
-
-
-def _is_unicode(texts: list[str]) -> bool:
-    """Return False for half a surrogate pair, which JSON can hold but neither files nor tokenizers can."""
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        warmth = 0.0 if is_greedy else temperature
+        yield Dialogue(name, conversation.source, system, questions, warmth, conversation.tree_of)
 
 
 def _questions(conversation: Conversation) -> tuple[list[Message], list[str]]:

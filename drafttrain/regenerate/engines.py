@@ -59,8 +59,8 @@ def in_process(
     if rows < 1:
         raise UserError(
             f"regenerate: keys and values of one answer of up to {max_len} tokens must fit into "
-            f"{budget / 1e9:.3g} GB, got {bytes_per_row / 1e9:.3g} GB; raise max_cache_gb or lower "
-            "max_new_tokens"
+            f"{budget / 1e9:.3g} GB, got {bytes_per_row / 1e9:.3g} GB; raise max_cache_gb, lower "
+            "max_new_tokens or free memory"
         )
 
     def answer(requests: Iterable[Request | None], on_step: Callable[[int], None]) -> Iterator[Completion]:

@@ -98,7 +98,7 @@ class OpenAIClient:
         if self.model is None:
             self.model = self._only_model()
         try:
-            for abilities in ((True, True), (False, True), (False, False)):
+            for abilities in ((True, True), (False, True), (True, False), (False, False)):
                 self.extends, self.returns_ids = abilities
                 try:
                     answer, reply = self._exchange(request, PROBE_RETRIES)
@@ -111,6 +111,10 @@ class OpenAIClient:
         self.returns_ids = not reply.retokenized
         if reply.retokenized:
             self.notes.append("the server returns no token ids: replies are tokenized again from their text")
+        if not self.extends:
+            self.notes.append(
+                "the server refuses top_k, min_p and repetition_penalty: those of its own config hold"
+            )
         self._check_same_tokenizer(answer, request)
 
     def _only_model(self) -> str:

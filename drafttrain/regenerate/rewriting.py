@@ -32,7 +32,6 @@ from drafttrain.regenerate.dialogues import (
     TurnQueue,
     hashed,
     plan_dialogues,
-    questions,
 )
 from drafttrain.regenerate.engines import Engine
 from drafttrain.regenerate.openai_client import Reply
@@ -55,10 +54,11 @@ class _LimitReached(Exception):
 def plan(
     config: RegenerateConfig,
     skipped: Counter,
-    prompts: EvaluationPrompts | None = None,
-    measured: MeasuredPrompts | None = None,
-) -> tuple[dict[str, Dialogue], int]:
-    """Return the conversations of all sources by id, in order, and the number of rows read.
+    prompts: EvaluationPrompts,
+    measured: MeasuredPrompts,
+) -> tuple[dict[str, Dialogue], set[str], int]:
+    """Return the conversations of all sources by id, in order, the ids of those that hold evaluation prompts,
+    and the number of rows read.
 
     Args:
         skipped: counts the reasons for which rows are left out.
@@ -77,23 +77,22 @@ def plan(
 
     names = ("max_turns", "greedy_fraction", "temperature", "seed", "deduplicate")
     options = {name: getattr(config, name) for name in names}
-    dialogues = {}
+    dialogues, excluded = {}, set()
     for found in plan_dialogues(conversations(), skipped, **options):
-        if prompts is not None and len(prompts) and any(map(prompts.overlap, found.asked)):
+        if len(prompts) and any(map(prompts.overlap, found.asked)):
             skipped[OVERLAP] += 1
+            excluded.add(found.id)
             continue
-        if measured is not None:
-            measured.look(found.asked)
+        measured.look(found.asked)
         dialogues[found.id] = found
-    if measured is not None:
-        measured.check("regenerate.sources")
+    measured.check("regenerate.sources")
     for report in reports:
         skipped.update(report.skipped)
     if not dialogues:
         raise UserError(
             f"{config.sources[0].path}: no conversation to answer ({counts(skipped)}); name other sources"
         )
-    return dialogues, sum(report.read for report in reports)
+    return dialogues, excluded, sum(report.read for report in reports)
 
 
 class Rewriting:
@@ -110,9 +109,8 @@ class Rewriting:
     ):
         self.config, self.tokenizer, self.recordings = config, tokenizer, recordings
         self.skipped, self.failures = Counter(), Counter()
-        self.prompts = EvaluationPrompts.read(exclude)
-        refused = MeasuredPrompts(not_excluded(measured, exclude))
-        self.pending, n_read = plan(config, self.skipped, self.prompts, refused)
+        prompts, refused = EvaluationPrompts.read(exclude), MeasuredPrompts(not_excluded(measured, exclude))
+        self.pending, self.excluded, n_read = plan(config, self.skipped, prompts, refused)
         self.order = list(self.pending)  # ids as read
         self.report = RegenerateReport(read=n_read)
         self.file = ResponseFile(out)
@@ -124,8 +122,8 @@ class Rewriting:
         """Count the rows that an earlier call has written, and remove them from `pending`."""
         for row in self.file.recover():
             dialogue = self.pending.pop(row["id"], None)
-            if dialogue is None and any(map(self.prompts.overlap, questions(row))):
-                continue  # answered before its prompt was excluded; `finish` leaves it out
+            if row["id"] in self.excluded:
+                continue  # answered before one of its prompts was excluded; `finish` leaves it out
             if dialogue is None or not dialogue.matches(row):
                 raise UserError(
                     f"{self.file.partial}: conversation {row['id']!r} is not in the sources in this form: "
@@ -140,6 +138,7 @@ class Rewriting:
                 break
             dialogue = self.pending.get(row["id"])
             if dialogue is not None and dialogue.matches(row):
+                row |= {"tree_of": dialogue.tree_of} if dialogue.tree_of else {}  # earlier versions lack it
                 turns = [turn for turn in row["conversations"] if turn["from"] == "gpt"]
                 said = [Message("assistant", turn["value"], turn.get("token_ids")) for turn in turns]
                 if len(said) == len(dialogue.questions) or self._is_too_long(replace(dialogue, answers=said)):

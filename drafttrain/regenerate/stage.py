@@ -8,7 +8,6 @@ no finished row is lost, and the same command continues where it was stopped.
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from drafttrain.data.config import PromptSet, RegenerateConfig
 from drafttrain.hidden_states.recording import Recordings, StateRecorder, recording_of, states_folder
 from drafttrain.regenerate import engines
 from drafttrain.regenerate.responses import PARTIAL, RESPONSES, RegenerateReport, read_rows
-from drafttrain.regenerate.rewriting import Rewriting, plan
+from drafttrain.regenerate.rewriting import Rewriting
 from drafttrain.target_lm.loading import load_for_decoding, load_tokenizer
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
@@ -114,7 +113,7 @@ def answer_conversations(
         _refuse_other_settings(out, settings)
     recorder = recordings = None
     if target is not None and kept is not None:
-        recordings = _recordings(kept, target, out, earlier)
+        recordings = _recordings(kept, target, out, [one for one in earlier if _is_alike(one, settings)])
         recorder = StateRecorder(recordings)
         target.tap([*kept.blocks, target.n_blocks])  # the last one is the final state
     run = Rewriting(config, out, tokenizer, recordings, exclude, measured)
@@ -122,7 +121,7 @@ def answer_conversations(
     try:
         run.recover()
         for folder in earlier:
-            if _recorded(folder) is not None and _difference(folder, settings) is None:
+            if _is_alike(folder, settings):
                 run.take_over(read_rows(folder))
         if run.pending:
             run.answer(_engine(config, target, tokenizer, len(run.pending), console, recorder), console)
@@ -143,20 +142,9 @@ def answer_conversations(
     return run.report
 
 
-def estimate(config: RegenerateConfig) -> dict[str, int]:
-    """Return how much there is to answer, from reading the sources; nothing is written.
-
-    Raises:
-        UserError: a source is unreadable, or there is no conversation to answer.
-    """
-    dialogues, _ = plan(config, Counter())
-    answers = sum(len(dialogue.questions) for dialogue in dialogues.values())
-    at_most = answers * config.max_new_tokens
-    return {"conversations": len(dialogues), "answers at most": answers, "new tokens at most": at_most}
-
-
 def _recordings(kept: KeptStates, target: FrozenTarget, out: Path, earlier: Sequence[Path]) -> Recordings:
-    """Begin or continue the recording of states next to the answers; those of earlier ones are moved here."""
+    """Begin or continue the recording of states next to the answers; those of earlier ones, which are taken
+    over, are moved here."""
     folder = states_folder(out)
     last = next((one for one in map(states_folder, reversed(earlier)) if one.exists()), None)
     if last is not None and not folder.exists():
@@ -232,6 +220,11 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
         if isinstance(found, dict) and isinstance(found.get("settings"), dict):
             return found
     return None
+
+
+def _is_alike(folder: Path, settings: dict[str, Any]) -> bool:
+    """Return whether a folder's answers were made with these settings."""
+    return _recorded(folder) is not None and _difference(folder, settings) is None
 
 
 def _difference(folder: Path, settings: dict[str, Any]) -> tuple[str, Any] | None:

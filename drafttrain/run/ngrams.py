@@ -3,11 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from drafttrain.data.build import unmeasured_conversations
 from drafttrain.data.chat import tokenizer_hash
-from drafttrain.data.measured import not_compared, note_compared
+from drafttrain.data.measured import not_compared, note_changed, note_compared
 from drafttrain.data.report import CorpusReport
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.stages import NGRAMS, corpus_sources, measured_prompts
@@ -19,7 +17,6 @@ from drafttrain.self_draft.tune_config import TuneConfig
 from drafttrain.self_draft.tuning import tune_self_draft
 from drafttrain.target_lm.loading import load_for_decoding, load_tokenizer
 from drafttrain.utils.files import read_json
-from drafttrain.utils.provenance import content_hash
 
 
 def make_ngrams(recipe: Recipe, folders: dict[str, Path], out: Path) -> dict[str, int]:
@@ -39,7 +36,7 @@ def make_ngrams(recipe: Recipe, folders: dict[str, Path], out: Path) -> dict[str
     note_compared(out, measured)
     if prompts is not None:
         model = load_for_decoding(target, dtype=recipe.target.dtype, device=recipe.target.device)
-        tuning = TuneConfig(prompts, busy=recipe.calibrate.busy)
+        tuning = TuneConfig(prompts, recipe.calibrate.max_new_tokens, busy=recipe.calibrate.busy)
         tune_self_draft(tuning, model, CorpusCache.open(out, tokenizer_hash(model.tokenizer)), out)
     return {"tokens": report["tokens"]}
 
@@ -51,16 +48,13 @@ def check_ngrams(recipe: Recipe, run: Path, folders: dict[str, Path]) -> None:
     Raises:
         UserError: a text holds one of these prompts.
     """
-    folder, (config, keys) = run / NGRAMS, _settings(recipe, folders)
+    folder = run / NGRAMS
     if not (new := not_compared(folder, measured_prompts(recipe))):
         return
-    counted = read_json(folder / FILE)["sources"]
-    for source, known in zip(config.sources, counted, strict=False):
-        if not Path(source.path).exists() or content_hash(source.path) != known["hash"]:
-            paths = ", ".join(one.path for one in new)
-            line = f"ngrams: {paths} cannot be compared with them, as {source.path} has changed or is gone"
-            Console(stderr=True).print(line, style="yellow", markup=False, soft_wrap=True)
-            return
+    config, keys = _settings(recipe, folders)
+    counted = (known["hash"] for known in read_json(folder / FILE)["sources"])
+    if note_changed("ngrams", new, zip((source.path for source in config.sources), counted)):
+        return
     read = corpus_of(config)
     for _ in unmeasured_conversations(read, load_tokenizer(target_model(recipe)), CorpusReport(), new, keys):
         pass

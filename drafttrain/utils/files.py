@@ -29,7 +29,7 @@ def fingerprint(value: Any) -> str:
         raise TypeError(f"cannot fingerprint a {type(item).__name__}")
 
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=plain)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]  # file names may need it
 
 
 def require_file(path: str | os.PathLike) -> None:

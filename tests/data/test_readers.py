@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import tarfile
 import zipfile
 
@@ -11,6 +12,7 @@ from pyarrow import parquet
 
 from drafttrain.data.readers import ReadReport, read_conversations
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.provenance import content_hash
 
 CHAT = {"id": "x", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}
 
@@ -116,6 +118,18 @@ def test_bad_input(tmp_path, name, content, format, complaint):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=complaint):
         read(tmp_path / name, format)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of files are bytes on POSIX")
+def test_names_of_files_that_are_not_utf8(tmp_path):
+    (tmp_path / "texts").mkdir()
+    place = os.fsencode(tmp_path / "texts") + b"/caf\xe9.txt"
+    with open(place, "w") as file:
+        file.write("A document.")
+    for path in (tmp_path / "texts", os.fsdecode(place)):
+        [one] = read_conversations(path)
+        assert one.id == "caf\ufffd.txt" and one.source.encode()
+    assert len(content_hash(tmp_path / "texts")) == 16
 
 
 def test_empty_folder(tmp_path):

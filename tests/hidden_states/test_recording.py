@@ -233,13 +233,17 @@ def test_a_store_with_recorded_states_is_for_its_loss_masks(target, config, tmp_
         collected(target, splits, tmp_path / name, place)
     info = target_info(target)
     assert HiddenStateStore.open(tmp_path / "b/train", info, other)
-    with pytest.raises(UserError, match="train: made for other trained tokens; collect"):
-        HiddenStateStore.open(tmp_path / "a/train", info, other)
+    others = DatasetDict(train=other, validation=splits["validation"])
+    for place in (folder, None):  # collecting again, as one might try, does not make it one for these tokens
+        with pytest.raises(UserError, match="train: made for other trained tokens; delete it and collect"):
+            HiddenStateStore.open(tmp_path / "a/train", info, other)
+        with pytest.raises(UserError, match="train: holds .* for other trained tokens; delete the folder"):
+            collected(target, others, tmp_path / "a", place)
     # an interrupted collection that goes on without them has some of them
     shutil.rmtree(folder)
     (tmp_path / "a/train/shard-00000.safetensors").unlink()
     collected(target, splits, tmp_path / "a", folder)
-    with pytest.raises(UserError, match="train: made for other trained tokens; collect"):
+    with pytest.raises(UserError, match="train: made for other trained tokens; delete"):
         HiddenStateStore.open(tmp_path / "a/train", info, other)
 
 

@@ -39,6 +39,7 @@ class StandIn(ThreadingHTTPServer):
         faults: what to do instead of answering, taken from the front; None answers.
         returns_ids: whether it understands `return_token_ids`: True, False, or "refuses" it with a 400.
         refuse: text; a prompt that holds it is refused with a 400.
+        unknown: name of a parameter that is refused with a 400.
         bodies: what was posted.
     """
 
@@ -49,6 +50,7 @@ class StandIn(ThreadingHTTPServer):
         self.target, self.lock = target, threading.Lock()
         self.faults, self.bodies, self.models = [], [], ["tiny"]
         self.returns_ids, self.trims_stop, self.refuse, self.key = True, False, None, None
+        self.unknown = None
         self.n_running = self.most_running = 0
         self.answer_s = 0.0
 
@@ -62,6 +64,8 @@ class StandIn(ThreadingHTTPServer):
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         if self.returns_ids == "refuses" and "return_token_ids" in body:
             return 400, {"error": {"message": "Unrecognized request argument: return_token_ids"}}
+        if self.unknown in body:
+            return 400, {"error": {"message": f"Unrecognized request argument: {self.unknown}"}}
         prompt = encode_prompt(tokenizer, body["messages"]) if is_chat else body["prompt"]
         if self.refuse and self.refuse in tokenizer.decode(prompt):
             return 400, {"error": {"message": "I will not answer that."}}
@@ -237,7 +241,7 @@ def test_without_token_ids_the_text_is_tokenized(target, server, source, tmp_pat
     console = Console(file=StringIO(), width=200)
     report = run(config_for(source, server.url, {"greedy_fraction": 1.0}), tmp_path / "out", target, console)
     assert report.retokenized == report.written == N_CHATS
-    assert ("top_k" in server.bodies[-1]) == (returns_ids is False)
+    assert "top_k" in server.bodies[-1] and "refuses" not in console.file.getvalue()
     assert "returns no token ids" in console.file.getvalue()
     for row in rows_of(tmp_path / "out"):
         assert row["retokenized"] is True
@@ -249,6 +253,14 @@ def test_without_token_ids_the_text_is_tokenized(target, server, source, tmp_pat
         assert stopped == (row["finish_reason"] == "stop")
     for conversation in read_conversations(tmp_path / "out" / "responses.jsonl"):
         encode_conversation(target.tokenizer, conversation)
+
+
+def test_a_server_without_further_parameters_is_named(target, server, source, tmp_path):
+    server.unknown = "top_k"
+    console = Console(file=StringIO(), width=200)
+    report = run(config_for(source, server.url), tmp_path / "out", target, console)
+    assert report.written == N_CHATS and report.retokenized == 0 and "top_k" not in server.bodies[-1]
+    assert "the server refuses top_k, min_p and repetition_penalty" in console.file.getvalue()
 
 
 def test_a_stop_token_that_the_server_leaves_out_is_put_back(target, server, source, tmp_path, expected):

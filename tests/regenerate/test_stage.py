@@ -24,7 +24,7 @@ from drafttrain.inference.proposer import NoProposer
 from drafttrain.regenerate import stage
 from drafttrain.regenerate.dialogues import plan_dialogues
 from drafttrain.regenerate.rewriting import Rewriting
-from drafttrain.regenerate.stage import answer_conversations, estimate
+from drafttrain.regenerate.stage import answer_conversations
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.utils.errors import UserError
 
@@ -146,6 +146,19 @@ def test_evaluation_prompts_are_not_answered(target, source, tmp_path):
     assert answer_conversations(
         config_for(source), tmp_path / "b", target, target.tokenizer, **options
     ).written
+
+
+def test_trees_of_evaluation_problems_are_not_answered(target, tmp_path):
+    """Their prompts reword the problem, which goes along with the answers of the others."""
+    problem = "How many eggs are left in the basket by the door now?"
+    held = str(write_jsonl(tmp_path / "held.jsonl", [{"id": "1", "turns": [problem]}]))
+    source = write_jsonl(tmp_path / "a.jsonl", [row | {"tree_of": problem} for row in chats([["Step 1"]])])
+    options = {"console": Console(quiet=True), "measured": [PromptSet("held", held)]}
+    with pytest.raises(UserError, match="regenerate.sources: must hold no conversation"):
+        answer_conversations(config_for(source), tmp_path / "b", target, target.tokenizer, **options)
+    run(config_for(source), tmp_path / "out", target)
+    [answered] = read_conversations(tmp_path / "out" / "responses.jsonl")
+    assert answered.tree_of == problem and answered.asked == ["Step 1", problem]
 
 
 def test_prompts_that_are_not_asked_leave_nothing_out(target, tmp_path):
@@ -329,11 +342,10 @@ def test_every_row_is_accounted_for(target, tmp_path):
     assert run(replace(config_for(source), deduplicate=False), tmp_path / "all", target).written == 13
 
 
-def test_sources_can_be_sampled_and_estimated(source, target, tmp_path):
+def test_sources_can_be_sampled(source, target, tmp_path):
     config = config_for(source, max_turns=2)
     config.sources = [Source(str(source), max_conversations=3), Source(str(source), "sharegpt", 2)]
     config.deduplicate = False
-    assert estimate(config) == {"conversations": 5, "answers at most": 8, "new tokens at most": 96}
     report = run(config, tmp_path / "out", target)
     assert (report.read, report.written, report.turns) == (5, 5, 8)
     ids = [row["id"] for row in read_jsonl(tmp_path / "out" / "responses.jsonl")]
@@ -347,6 +359,13 @@ def test_a_long_chat_ends_before_the_turn_that_does_not_fit(target, tmp_path):
     rows = read_jsonl(tmp_path / "out" / "responses.jsonl")
     assert [len(row["conversations"]) for row in rows] == [4, 3]
     assert report.ended_early == 1 and report.turns == 3 and report.is_balanced
+    # its row is left out once the prompt of the turn that it lacks is excluded
+    held = str(write_jsonl(tmp_path / "held.jsonl", [{"id": "1", "turns": [questions[0][2]]}]))
+    options = {"console": Console(quiet=True), "exclude": [held]}
+    config = config_for(source, max_prompt_tokens=120)
+    report = answer_conversations(config, tmp_path / "out", target, target.tokenizer, **options)
+    assert report.written == 1 and report.is_balanced
+    assert [row["id"] for row in read_jsonl(tmp_path / "out" / "responses.jsonl")] == ["chat-1"]
 
 
 def test_logits_that_are_not_finite_fail_one_row_only(target, source, tmp_path):
