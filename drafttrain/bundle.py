@@ -93,6 +93,9 @@ class Bundle:
         This is the stored calibration. If the policy needs one and the stored one is missing or was made on
         another machine, in another dtype or for another drafter, it is a short calibration of this machine,
         from the user's cache or measured now. A calibration that the caller passed is always used.
+
+        Raises:
+            UserError: the policy needs one, and this kind of drafter can have none.
         """
         stored = self.calibration
         if self.is_given or not takes_costs(policy):
@@ -101,6 +104,11 @@ class Bundle:
 
         if not uses_calibration(policy, self.costs or EXAMPLE_COSTS):
             return stored
+        if self.drafter.max_depth is not None and stored is None:
+            raise UserError(
+                f"tree {policy!r}: must not depend on what depth costs, which is nothing with the heads of "
+                f"{self.name}; name another, such as chain:length=3"
+            )
         if self.drafter.max_depth is not None or self.target.tokenizer is None:
             return stored  # no cost by depth, or no prompts to measure with
         problem = "there is no calibration"
@@ -147,8 +155,6 @@ def find_bundle(path: str | os.PathLike) -> Path:
     folder = drafter_folder(path)
     if folder.is_dir():
         if not (folder / "config.json").exists():
-            if (folder / "drafter" / "config.json").exists():  # the training stage's folder
-                return folder / "drafter"
             raise UserError(f"{folder}: no config.json there; give the folder that `drafttrain export` wrote")
         return folder
     from drafttrain.hub import download_bundle  # for bundles on the Hub

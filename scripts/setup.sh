@@ -20,6 +20,11 @@ done
 command -v "${CXX:-c++}" g++ clang++ >/dev/null ||
   echo "setup: no C++ compiler: decoding takes a slower path, and DeepSpeed cannot build its operators; install g++ for both" >&2
 
+version='import sys; print(sys.version_info[:2])'
+found=$(.venv/bin/python -c "$version" 2>/dev/null)
+if [ -n "${PYTHON:-}" ] && [ -n "$found" ] && [ "$found" != "$("$python" -c "$version")" ]; then
+  "$python" -m venv --clear .venv || stop "cannot make .venv with $python"
+fi
 # The editable installation belongs to this folder and these dependencies.
 wanted=$("$python" -c 'import hashlib, os; print(hashlib.sha256(open("pyproject.toml", "rb").read() + os.getcwdb()).hexdigest())')
 if [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ]; then

@@ -38,7 +38,7 @@ class EvaluateConfig:
     repeats: int = setting(1, ge=1)
     lossless_prompts: int = setting(16, ge=0)
     lossless_new_tokens: int = setting(96, ge=1)
-    transformers_dtype: Literal["auto", "fastest", "same"] = field(default="auto", metadata={"settled": True})
+    transformers_dtype: Literal["auto", "fastest", "same"] = "auto"
     busy: Literal["warn", "refuse"] = field(default="warn", metadata={"changes_output": False})
 
     def check(self) -> None:

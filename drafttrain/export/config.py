@@ -1,6 +1,6 @@
 """Settings of the export stage."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -32,5 +32,5 @@ class ExportConfig:
     command: str | None = None
     hardware: str | None = None
     notes: list[str] | None = None
-    dtype: Literal["auto", "bfloat16", "float32"] = field(default="auto", metadata={"settled": True})
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     ngrams: str | None = None

@@ -113,6 +113,7 @@ def _results(
         files += [*Path(calibration).glob("[!.]*.png"), Path(calibration) / CALIBRATION]
     if classifier is not None:
         files += [Path(classifier) / name for name in (CLASSIFIER, CLASSIFIER_WEIGHTS)]
+        files += Path(classifier).glob(f"{Path(CLASSIFIER).stem}_*")  # its report and pictures
     for file in files:
         if not Path(file).is_file():
             raise UserError(f"{file}: no such file; give a folder that drafttrain calibrate or c2t wrote")

@@ -52,6 +52,8 @@ def dump_trees(
         "dtype": dtype_name(loaded.target.dtype),
         **settings,
     }
+    if config.temperature == 0:
+        del made_from["seed"]  # nothing is drawn
     shards = finished_shards(Path(out), made_from)
     reach = loaded.drafter.max_depth
     if reach is not None and config.max_depth > reach:

@@ -151,14 +151,14 @@ def run_recipe(args: argparse.Namespace, stage: str, *names: str) -> None:
     """Run one stage of the recipe.
 
     Args:
-        names: options of the command's form without a recipe. "seed" and "target" are keys of a recipe, too,
-            and override those.
+        names: options of the command's form without a recipe. `--seed` and `--target` override the recipe's
+            seed and target.model.
 
     Raises:
         UserError: any other of them was given.
     """
-    keys = ("seed", "target")
-    args.overrides += [f"--{name}={value}" for name, value in given(args, *keys).items()]
+    keys = {"seed": "seed", "target": "target.model"}
+    args.overrides += [f"--{keys[name]}={value}" for name, value in given(args, *keys).items()]
     refuse(args, "with a recipe", *(name for name in names if name not in keys))
     run_stage(args, stage)
 

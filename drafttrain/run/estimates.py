@@ -6,6 +6,7 @@ target's shape before it is fetched, the corpus's tokens before it is built) is 
 """
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
@@ -54,7 +55,7 @@ def fetch_target(recipe: Recipe, folders: Folders) -> Estimate:
     if not is_known(recipe.target.model):
         if (target := _target(recipe, folders)) is None:
             return {"parameters": _no_target(recipe)}
-        is_there = recipe.plan.target_config is None or Path(recipe.target.model).exists()
+        is_there = recipe.plan.target_config is None or Path(os.path.expanduser(recipe.target.model)).exists()
         return {} if is_there else {"download": f"about {_bytes(_target_bytes(recipe, target))}"}
     return {"download": "none: in the cache" if known_folder(source).exists() else KNOWN_DOWNLOAD[source]}
 
@@ -95,8 +96,8 @@ def collect(recipe: Recipe, folders: Folders) -> Estimate:
     tokens, about = _corpus_tokens(recipe, folders)
     estimate = {"tokens": f"{about}{_count(tokens)}"}
     if target := _target(recipe, folders):
-        stored = recipe.hidden_states.dtype.replace("auto", recipe.target.dtype)
-        disk = stored_bytes(tokens, 0, 0, target.hidden_size, len(stored_blocks(recipe)), stored)
+        sizes = target.hidden_size, len(stored_blocks(recipe)), recipe.hidden_states.dtype
+        disk = stored_bytes(tokens, 0, 0, *sizes)
         estimate["disk"] = f"{about}{_bytes(disk)} (max_disk_gb {recipe.hidden_states.max_disk_gb:g})"
         weights = _target_bytes(recipe, target)
         estimate["memory"] = _bytes(weights) + fits(recipe.plan, weights)
@@ -154,7 +155,7 @@ def export(recipe: Recipe, folders: Folders) -> Estimate:
     sizes = drafter_parameters(shape, target) if target else None
     if sizes is None:
         return {}
-    size = 4 if recipe.export.dtype.replace("auto", recipe.target.dtype) == "float32" else 2
+    size = 4 if recipe.export.dtype == "float32" else 2
     tokens = min(shape.draft_vocab_size or target.vocab_size, target.vocab_size)
     head = tokens * target.hidden_size if shape.train_head else 0
     embeddings = target.vocab_size * target.hidden_size if shape.train_embeddings else 0
@@ -278,7 +279,8 @@ def _target(recipe: Recipe, folders: Folders) -> FrozenTarget | None:
     place = recorded_place(folders["fetch-target"]) if "fetch-target" in folders else None
     if place is None:
         known = is_known(recipe.target.model)
-        place = known_folder(recipe.target.source) if known else Path(recipe.target.model)
+        place = Path(os.path.expanduser(recipe.target.model))
+        place = known_folder(recipe.target.source) if known else place
         if recipe.plan.target_config is not None and not place.exists():
             place = Path(recipe.plan.target_config)
             if not (place / "config.json").is_file():

@@ -109,11 +109,19 @@ def _example(name: str, hint: Any, item: dataclasses.Field) -> str:
         return ""
     section, _ = section_of(hint)
     if section is None:
-        value = default_of(item) or ["A", "B"]
+        value = default_of(item) or _placeholders(hint)
     else:
         value = [{key.name: key.name.upper() for key in keys_of(section) if _default(key) == "required"}]
     text = yaml.safe_dump(list(value), default_flow_style=True, width=math.inf, sort_keys=False).strip()
     return f"--{name} {shlex.quote(text)}"
+
+
+def _placeholders(hint: Any) -> list[Any]:
+    """Return values of a list: letters or ascending numbers, or pairs of numbers."""
+    [item] = typing.get_args(hint)
+    if typing.get_origin(item) is list:
+        return [[1, 2], [3, 4]]
+    return ["A", "B"] if item is str else [1, 2]
 
 
 def _type_name(hint: Any) -> str:

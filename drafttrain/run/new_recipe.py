@@ -6,6 +6,7 @@ the drafter on prompts that it was not trained on.
 
 import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -23,7 +24,6 @@ from drafttrain.utils.errors import UserError, did_you_mean
 from drafttrain.utils.files import read_json
 from drafttrain.utils.writing import write_text
 
-KINDS = ("edd", "eagle", "medusa", "vdm")  # kinds of drafters that need nothing but a target
 MOST_HELD_OUT = 32  # prompts to measure on
 SPACING = 10  # at most one chat in this many is held out
 LENGTH = 1024  # tokens of a row, and of prompt and answer together
@@ -47,7 +47,7 @@ def new_recipe(
         target: what `load_target` takes.
         chats: files, folders or archives of conversations.
         out: the file to write. None: named after the target.
-        kind: one of `KINDS`.
+        kind: of the drafter: "edd", "eagle", "medusa" or "vdm", which need nothing but a target.
         keep_answers: train on the answers in the chats instead of the target's own.
         base_model: Hub id of the target, for the model card.
         license: of the drafter's weights, for the model card.
@@ -95,7 +95,7 @@ def _require_target(name: str) -> None:
     Raises:
         UserError: it is none of these.
     """
-    place = Path(name)
+    place = Path(os.path.expanduser(name))
     if place.is_dir() and not (place / "config.json").is_file():
         raise UserError(f"--target: must be a folder with a config.json, got {name}")
     if not (is_known(name) or place.exists() or HUB_ID.fullmatch(name)):
@@ -126,7 +126,7 @@ def _positions(target: str) -> float:
     Raises:
         UserError: its config is damaged.
     """
-    file = Path(target) / "config.json"
+    file = Path(os.path.expanduser(target)) / "config.json"
     known = read_json(file) if file.is_file() else {}
     positions = known.get("max_position_embeddings") or math.inf if isinstance(known, dict) else None
     if not isinstance(positions, int | float):

@@ -117,7 +117,8 @@ def refuse(args: argparse.Namespace, where: str, *names: str) -> None:
     """Raise UserError if one of the named options was given, which is not allowed `where` ("with --to")."""
     for name, value in given(args, *names).items():
         remedy = f"see drafttrain {args.command} --help"
-        raise UserError(f"{flag_of(name)}: must be left out {where}, got {value}; {remedy}")
+        flag = flag_of(name).replace("--", "--no-" if value is False else "--", 1)
+        raise UserError(f"{flag}: must be left out {where}, got {value}; {remedy}")
 
 
 def explanations(cls: type) -> dict[str, str]:

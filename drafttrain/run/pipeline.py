@@ -146,11 +146,13 @@ def show_plan(config: PipelineConfig) -> None:
     heads = getattr(target, "num_key_value_heads", None) or target.num_attention_heads
     dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
     room = ROOM + config.max_new_tokens + DRAFT_SLOTS
+    caches = config.concurrency + 1 if config.concurrency > 1 and config.mode != "pipedec" else 1
     drafter = 0
     if config.drafts:
-        locate = resolve_target if is_plain_lm(config.drafter) else find_bundle
-        files = Path(locate(config.drafter)).glob("*.safetensors")
-        drafter = sum(file.stat().st_size for file in files) + _outer_bytes(target, dtype)
+        is_lm = is_plain_lm(config.drafter)
+        files = Path((resolve_target if is_lm else find_bundle)(config.drafter)).glob("*.safetensors")
+        drafter = sum(file.stat().st_size for file in files)
+        drafter += 0 if is_lm else _outer_bytes(target, dtype, layout.drafter in layout.stages)
     print("| rank | blocks | weights, MB | cache, MB | drafter, MB |\n|---|---|---|---|---|")
     for rank in range(config.world_size):
         weights = cache = 0
@@ -160,7 +162,7 @@ def show_plan(config: PipelineConfig) -> None:
             first = sum(blocks[:i])
             which = f"{first} to {first + blocks[i] - 1}"
             weights = part_bytes(place, range(first, first + blocks[i]), dtype)
-            cache = 2 * blocks[i] * room * heads * dim * dtype.itemsize
+            cache = caches * 2 * blocks[i] * room * heads * dim * dtype.itemsize
         own = drafter if rank == layout.drafter else 0
         sizes = " | ".join(f"{size / 1e6:.1f}" for size in (weights, cache, own))
         print(f"| {rank} | {which} | {sizes} |")
@@ -173,9 +175,11 @@ def show_plan(config: PipelineConfig) -> None:
     print(f"\npipedec over pp at most, by the hit rate, where a layer costs what a token does: {gains}")
 
 
-def _outer_bytes(target: "PreTrainedConfig", dtype: "torch.dtype") -> int:
-    """Return the bytes of the target's embeddings and head, which a drafter reads."""
-    return target.vocab_size * target.hidden_size * dtype.itemsize * (2 - bool(target.tie_word_embeddings))
+def _outer_bytes(target: "PreTrainedConfig", dtype: "torch.dtype", is_beside: bool) -> int:
+    """Return the bytes of the target's embeddings and head, which a drafter reads; beside the first stage it
+    reads that one's embeddings."""
+    matrices = 2 - bool(target.tie_word_embeddings) - is_beside
+    return target.vocab_size * target.hidden_size * dtype.itemsize * matrices
 
 
 def end_with_parent() -> None:

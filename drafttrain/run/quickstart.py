@@ -51,6 +51,7 @@ def check(recipe: Recipe) -> None:
     training, evaluation = recipe.training, recipe.evaluate
     for key, value, remedy in (
         ("training.init_from", training.init_from, "name the drafter to measure where training does not fit"),
+        ("corpus.sources", recipe.corpus.sources, "name text to train on where answers do not fit"),
         ("evaluate.prompts", evaluation.prompts, "name what is to be measured"),
         ("evaluate.tune_prompts", evaluation.tune_prompts, "name prompts to choose the tree on"),
         ("evaluate.trees", evaluation.trees, "name a tree"),

@@ -142,6 +142,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bo
     _spread_seed(values)
     _fit_lengths(values)
     recipe = _build(Recipe, values, str(path))
+    _follow_dtype(recipe)
     start = recipe.training.init_from
     if start and (folder := drafter_folder(start)) != Path(start):
         recipe.training.init_from = str(folder)
@@ -312,6 +313,16 @@ def _fit_lengths(values: dict) -> None:
         corpus["max_length"] = TrainingConfig.row_length if row is None else row
     elif row is None and isinstance(longest, int):
         training["row_length"] = max(longest, TrainingConfig.row_length)
+
+
+def _follow_dtype(recipe: Recipe) -> None:
+    """Replace each "auto" that depends on `target.dtype` as it is written, on any machine."""
+    dtype = recipe.target.dtype
+    if recipe.evaluate.transformers_dtype == "auto":
+        recipe.evaluate.transformers_dtype = "fastest" if dtype == "auto" else "same"
+    for section in (recipe.hidden_states, recipe.export):
+        if section.dtype == "auto":  # files in bf16 would round a float32 target's numbers
+            section.dtype = "float32" if dtype == "float32" else "bfloat16"
 
 
 def _check_values(recipe: Recipe) -> None:

@@ -83,7 +83,7 @@ def _simulate(config: SimulateConfig, note: Callable[[str], None]) -> tuple[list
     ids = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):
         target.check_length(tokens, config.max_new_tokens, prompt.id)
-    *costs, sync = _costs(config, target, drafter)
+    *costs, sync, beside = _costs(config, target, drafter)
     taps = getattr(drafter.config, "tapped_blocks", [])
     sampling = SamplingParams(**asdict(config.sampling))
     texts = known_texts(target, taps, ids, config.max_new_tokens, sampling)
@@ -91,12 +91,12 @@ def _simulate(config: SimulateConfig, note: Callable[[str], None]) -> tuple[list
     size = 2 * target.hidden_size if is_described else sent_bytes(target)  # described: 16 bits
     link = Link(config.link.gbit, config.link.ms / 1e3, size)
     note("texts are decoded")
-    described = (machines(stages, *costs, link, sync) for stages in config.stages)
+    described = (machines(stages, *costs, link, sync, beside) for stages in config.stages)
     tree, rows = (config.width, config.children, config.layers, config.best_first), []
     for row in outlook(drafter, texts, described, *tree, config.concurrency):
         rows.append(row)
         note(f"{len(rows)} of {len(config.stages)}: {row.stages} stages")
-    machine = describe_machine(torch.device("cpu"), target.dtype)
+    machine = describe_machine(torch.device("cpu"), target.dtype) | {"threads": config.threads}
     curves = {
         name: [list(curve.sizes), list(curve.seconds)] for name, curve in zip(("target", "draft"), costs)
     }
@@ -107,7 +107,8 @@ def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:
     from drafttrain.bundle import load_bundle
     from drafttrain.pipeline.part import require_frontier
 
-    bundle = load_bundle(config.drafter, target=config.target, dtype=config.dtype, own_calibration=False)
+    given = {"target": config.target, "dtype": config.dtype, "device": "cpu"}  # as ranks compute
+    bundle = load_bundle(config.drafter, own_calibration=False, **given)
     require_frontier(bundle.drafter, config.drafter)
     if config.children > (size := bundle.drafter.draft_vocab_size):
         raise UserError(f"children: must be <= {size}, the drafter's vocabulary, got {config.children}")
@@ -116,9 +117,10 @@ def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:
 
 def _costs(
     config: SimulateConfig, target: "FrozenTarget", drafter: "DraftModel"
-) -> tuple["CostCurve", "CostCurve", float]:
-    """Return the seconds of a target forward by tokens, a draft step by nodes and the end of a timestep:
-    given in the recipe, or measured here or by `drafttrain pipeline --calibrate`."""
+) -> tuple["CostCurve", "CostCurve", float, bool]:
+    """Return the seconds of a target forward by tokens, a draft step by nodes and the end of a timestep,
+    given in the recipe, or measured here or by `drafttrain pipeline --calibrate`; and whether the drafter
+    shares the first stage's machine, as that says of its ranks."""
     import torch
 
     from drafttrain.calibration.timing import VERIFIED, fitting_context, measure_costs
@@ -126,13 +128,13 @@ def _costs(
 
     if config.costs is not None:
         costs = read_costs(config.costs, target.n_blocks)
-        return costs.target(), costs.drafter(), costs.end
+        return costs.target(), costs.drafter(), costs.end, costs.beside
     found, sync = [], config.sync_ms / 1e3
     for points in (config.target_ms, config.draft_ms):
         sizes = points and tuple(int(size) for size, _ in points)
         found.append(points and CostCurve(sizes, tuple(ms / 1e3 for _, ms in points)))
     if None not in found:
-        return found[0], found[1], sync
+        return found[0], found[1], sync, False
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
@@ -141,7 +143,7 @@ def _costs(
     finally:
         torch.set_num_threads(before)
     curves = [curve.cost() for [curve] in measured]
-    return found[0] or curves[0], found[1] or curves[1], sync
+    return found[0] or curves[0], found[1] or curves[1], sync, False
 
 
 def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from drafttrain.bundle_files import CLASSIFIER
+from drafttrain.calibration.config import CalibrateConfig
 from drafttrain.data.config import PromptSet, Source
 from drafttrain.drafters.config import FILES, DrafterConfig, kind_of, read_config
 from drafttrain.run.recipe import Recipe
@@ -71,7 +72,7 @@ def _place(recipe: Recipe) -> dict[str, str]:
 
 
 def settle(recipe: Recipe, begun: dict[str, Any], work: "Work | None" = None) -> Recipe:
-    """Return the recipe with every "auto" replaced by its value in a stage.
+    """Return the recipe with every "auto" that depends on the machine replaced by its value in a stage.
 
     Args:
         begun: settings of an unfinished attempt, whose dtypes are kept.
@@ -93,14 +94,6 @@ def settle(recipe: Recipe, begun: dict[str, Any], work: "Work | None" = None) ->
         bf16 = begun.get("training", {}).get("bf16", "auto")
     bf16 = settled.target.dtype != "float32" if bf16 == "auto" else bf16
     settled.training = dataclasses.replace(recipe.training, bf16=bf16)
-    how = recipe.evaluate.transformers_dtype
-    how = ("fastest" if target.dtype == "auto" else "same") if how == "auto" else how
-    settled.evaluate = dataclasses.replace(recipe.evaluate, transformers_dtype=how)
-    for name in ("hidden_states", "export"):  # files in bf16 would round a float32 target's numbers
-        section = getattr(recipe, name)
-        if section.dtype == "auto":
-            dtype = "float32" if target.dtype == "float32" else "bfloat16"
-            setattr(settled, name, dataclasses.replace(section, dtype=dtype))
     return settled
 
 
@@ -160,7 +153,8 @@ def corpus_sources(recipe: Recipe, folders: Folders) -> list[Source]:
     given = recipe.corpus.sources
     if "regenerate" in folders:
         regenerated = folders["regenerate"] / "responses.jsonl"
-        if regenerated.stat().st_size:  # it is empty where time was up before the first answer
+        # it is empty where time was up before the first answer, and may be gone once it has been used
+        if not regenerated.exists() or regenerated.stat().st_size:
             return [Source(str(regenerated)), *given]
         if not given:
             raise UserError(
@@ -334,6 +328,14 @@ def _local(model: str | None) -> list[str]:
     return [str(path)] if model and path.exists() else []
 
 
+def _ngram_section(recipe: Recipe) -> dict[str, Any]:
+    section = {"target": recipe.target, "ngrams": recipe.ngrams, "prompts": recipe.calibrate.prompts}
+    section["corpus"] = {"sources": recipe.corpus.sources}
+    if recipe.calibrate.max_new_tokens != CalibrateConfig.max_new_tokens:  # records once had none
+        section["max_new_tokens"] = recipe.calibrate.max_new_tokens
+    return section
+
+
 STAGES = [
     Stage(
         name="fetch-target",
@@ -424,12 +426,7 @@ STAGES = [
         name="ngrams",
         folder=NGRAMS,
         run=_ngrams,
-        section=lambda recipe: {
-            "target": recipe.target,
-            "ngrams": recipe.ngrams,
-            "corpus": {"sources": recipe.corpus.sources},
-            "prompts": recipe.calibrate.prompts,
-        },
+        section=_ngram_section,
         settle=partial(settle, work="decoding"),
         needs=("fetch-target", "regenerate"),
         files=_ngram_files,
@@ -465,7 +462,6 @@ STAGES = [
         folder="bundle",
         run=_export,
         section=lambda recipe: {"export": recipe.export, "name": recipe.name},
-        settle=settle,
         files=_bundled_files,
         needs=("fetch-target", "train", "classifier", "calibrate", "ngrams", "evaluate"),
     ),

@@ -356,11 +356,12 @@ def _target_of(methods: list) -> str:
     Raises:
         UserError: there is no bundle, or it names none.
     """
-    from drafttrain.bundle import find_bundle
+    from drafttrain.bundle import find_bundle, is_plain_lm
     from drafttrain.drafters.config import read_config
     from drafttrain.evaluation.benchmark_config import ASSISTANT
 
     bundles = [method.source for method in methods if method.source and method.name != ASSISTANT]
+    bundles = [source for source in bundles if not is_plain_lm(source)]
     name = read_config(find_bundle(bundles[0]))["target"].get("name") if bundles else None
     if name is None:
         raise UserError("--target: must be given where no bundle names one, got none")

@@ -150,6 +150,8 @@ class Workflow:
 
                         wait_for_file(self.output / before.folder / RECORD)
                     self._run_if_needed(stage)
+                if self.is_first_rank:
+                    self.hashes.save()
             self._write_summary()
         except Exception as error:
             if isinstance(error, UserError) or (problem := disk_problem(error, self.output)) is None:
@@ -233,6 +235,7 @@ class Workflow:
         note = {"made_from": decision.made_from, "wall_seconds": spent}
         if self.is_first_rank:
             write_json(marker, note)
+            self.hashes.save()  # of its inputs, should it be interrupted
         self._say("cyan", stage, decision.action, decision.why)
         begun = time.monotonic()
         try:
@@ -368,8 +371,6 @@ class Workflow:
             inputs[name] = record["output"]
         for path in stage.files(self.recipe):
             inputs[str(path)] = content_hash(path, self.hashes)
-        if self.is_first_rank and self.output.exists():
-            self.hashes.save()
         return {"section": as_json(plain(stage.section(self.recipe))), "inputs": inputs}
 
     def _changes(self, stage: Stage, old: dict[str, Any], new: dict[str, Any]) -> list[str]:

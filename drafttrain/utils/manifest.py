@@ -17,17 +17,17 @@ def write_manifest(folder: Path) -> None:
     write_json(folder / MANIFEST, hashes)
 
 
-def is_ours(folder: Path, names: Collection[str] | None = None) -> bool:
+def is_ours(folder: Path, names: Collection[str] = ()) -> bool:
     """Return whether a folder may be replaced: the files of its manifest that it holds are unchanged, and
     there are no links and no other files or folders.
 
     Args:
-        names: names of other files that it may hold; None: any.
+        names: names of other files that it may hold.
     """
     written = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
     if folder.is_symlink() or not isinstance(written, dict):
         return False
-    inner = {str(parent) for name in (*written, *(names or ())) for parent in PurePosixPath(name).parents}
+    inner = {str(parent) for name in (*written, *names) for parent in PurePosixPath(name).parents}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink() or not (path.is_file() or (path.is_dir() and name in inner)):
@@ -37,6 +37,6 @@ def is_ours(folder: Path, names: Collection[str] | None = None) -> bool:
         if name in written:
             if sha256_file(path) != written[name]:
                 return False
-        elif name != MANIFEST and names is not None and name not in names:
+        elif name != MANIFEST and name not in names:
             return False
     return True

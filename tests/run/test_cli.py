@@ -276,6 +276,22 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         (["benchmark", "--table", "x"], "--table: must be one of speed, texts, diagnosis, sweep, got x"),
         (["benchmark", "small.yaml", "--limit", "2"], "--limit: must be left out with a recipe, got 2"),
         (["benchmark", "--out", "y", "--task", "a=b"], "--target: must be given where no bundle names one"),
+        (
+            [
+                "benchmark",
+                "--out",
+                "y",
+                "--task",
+                "a=b",
+                "--method",
+                "small=x/lm.gguf",
+            ],  # which names no target
+            "--target: must be given where no bundle names one",
+        ),
+        (
+            ["c2t", "b", "--prompts", "p", "--trees", "t", "--no-baselines"],
+            "--no-baselines: must be left out without --out",
+        ),
         (["benchmark", "--target", "x", "--out", "y"], "the following arguments are required: --task"),
         (["benchmark", "--target", "x", "--task", "a=b"], "the following arguments are required: --out"),
         (["benchmark", "--target", "x", "--out", "y", "--task", "z"], "--task: must be [NAME=]FILE or "),

@@ -289,6 +289,25 @@ def test_every_key_is_explained():
     assert "command" not in keys
 
 
+@pytest.mark.parametrize(
+    "dtype, expected",
+    [
+        ("auto", ("bfloat16", "bfloat16", "fastest")),
+        ("bfloat16", ("bfloat16", "bfloat16", "same")),
+        ("float32", ("float32", "float32", "same")),
+    ],
+)
+def test_dtypes_that_follow_the_targets(write, dtype, expected):
+    """As it is written: what a run has stored is no longer up to date where that changes."""
+    path = write(MINIMAL)
+    recipe = load_recipe(path, ["--target.dtype", dtype])
+    found = recipe.hidden_states.dtype, recipe.export.dtype, recipe.evaluate.transformers_dtype
+    assert found == expected
+    own = ["--hidden_states.dtype", "float32", "--evaluate.transformers_dtype", "same"]
+    recipe = load_recipe(path, ["--target.dtype", dtype, *own])
+    assert (recipe.hidden_states.dtype, recipe.evaluate.transformers_dtype) == ("float32", "same")
+
+
 def test_a_store_holds_what_the_drafter_reads(write):
     """Unless the drafter's shape is that of `init_from`."""
     text = "target: {model: here}\ncorpus: {sources: [{path: chats.json}], max_length: 256}\n"

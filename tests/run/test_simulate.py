@@ -59,7 +59,7 @@ def test_states_are_sent_as_they_are_computed(words, tmp_path, monkeypatch, dtyp
     """On described machines they have 16 bits."""
     made, sizes, asked = outlook.machines, [], ["--dtype", dtype, "--stages", "[2]"]
 
-    def machines(stages, target, draft, link, sync):
+    def machines(stages, target, draft, link, sync, beside):
         sizes.append(link.bytes)
         return made(stages, target, draft, link, sync)
 

@@ -129,7 +129,7 @@ def check_place(folder: str | os.PathLike, replace: bool = True) -> None:
         raise UserError(f"{folder}: holds something already; name a new folder for the drafter with --out")
     is_listed = (folder / MANIFEST).is_file()  # False if an export was loaded, changed and saved again
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
-    if not isinstance(config, dict) or OWN not in config or not (is_listed and is_ours(folder, ())):
+    if not isinstance(config, dict) or OWN not in config or not (is_listed and is_ours(folder)):
         raise UserError(f"{folder}: holds something else than an export; name another folder with --out")
 
 
