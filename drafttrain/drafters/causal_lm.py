@@ -165,8 +165,9 @@ class CausalLmModel(DraftModel):
                 )
         if int(draft_ids.max()) >= small.vocab_size:
             raise UserError(
-                f"drafter.model: must have all {target.vocab_size} tokens of {target.name}, got "
-                f"{drafter.model} with {small.vocab_size}; set drafter.draft_vocab_size, or name a larger LM"
+                f"drafter.model: must have all {int(draft_ids.max()) + 1} tokens of {target.name}, got "
+                f"{drafter.model} with {small.vocab_size}; name a larger LM, or train it with a "
+                "drafter.draft_vocab_size"
             )
         settings = small.model.config.to_dict()
         for name in ("dtype", "_name_or_path"):  # it computes in the dtype it is loaded in; paths are private
@@ -214,11 +215,17 @@ class CausalLmModel(DraftModel):
     def _head(self) -> nn.Module:
         return self.lm.get_output_embeddings()
 
+    def _known(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return tokens with 0 in place of those that the target has added to the small LM's vocabulary."""
+        n = self.lm.get_input_embeddings().num_embeddings
+        return tokens.masked_fill(tokens >= n, 0) if n < self.config.target_vocab_size else tokens
+
     # training
 
     def forward(self, input_ids: torch.Tensor, document_start: torch.Tensor, wanted: torch.Tensor):
         """Return the head's inputs, [N, H], at the wanted tokens, bool [B, T], of packed rows [B, T]."""
-        states = run_packed(self.lm.base_model, self.lm.config.get_text_config(), input_ids, document_start)
+        config = self.lm.config.get_text_config()
+        states = run_packed(self.lm.base_model, config, self._known(input_ids), document_start)
         return states[wanted]
 
     def predictions(self, model, batch, attend, wanted) -> list[Prediction]:
@@ -365,8 +372,7 @@ class CausalLmModel(DraftModel):
         """Return the head's inputs [B, n, H] for tokens [B, n] at positions and slots [B, n]. Each sees the
         verified slots and, after them, those marked in `ancestors`, bool [B, n, w] or [n, w]."""
         config, cache, view = self.lm.config.get_text_config(), state.cache, state.cache.view
-        if (known := self.lm.get_input_embeddings().num_embeddings) < self.config.target_vocab_size:
-            tokens = tokens.masked_fill(tokens >= known, 0)  # padding of the target's vocabulary, in no text
+        tokens = self._known(tokens)
         if self.native is not None:
             cache.allocate(self.native.kv_heads, self.native.head_dim)
             x = self.lm.get_input_embeddings().weight[tokens].float()  # [B, n, H]

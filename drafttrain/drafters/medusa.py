@@ -85,7 +85,7 @@ class MedusaModel(DraftModel):
             rows.append(torch.roll(source, offset, dims=1))  # the last ones are False: nothing wraps around
         states = model(batch["tapped"], sources).split([int(source.sum()) for source in sources])
         return [
-            Prediction(states[i], self.lm_heads[i].weight, rows[i], offset=i + 1, weight=DECAY**i)
+            Prediction(states[i], self.lm_heads[i].weight, rows[i], weight=DECAY**i)
             for i in range(self.config.heads)
         ]
 

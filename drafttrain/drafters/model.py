@@ -27,8 +27,7 @@ class Prediction:
     Attributes:
         states: input of the head, [N, H].
         head: weight of the head, [D, H].
-        rows: bool [B, T], the N positions t + offset, whose target state and next token are predicted.
-        offset: position t predicts the token at position t + 1 + offset.
+        rows: bool [B, T], the N positions whose target state and next token are predicted.
         weight: of the loss between the distributions.
         state_weight: of the loss between `states` and the target's last hidden states.
     """
@@ -36,7 +35,6 @@ class Prediction:
     states: torch.Tensor
     head: torch.Tensor
     rows: torch.Tensor
-    offset: int = 0
     weight: float = 1.0
     state_weight: float = 0.0
 

@@ -24,12 +24,12 @@ def count_trained_tokens(corpus, vocab_size: int) -> np.ndarray:
     return counts
 
 
-def draft_vocabulary(counts: np.ndarray, size: int | None, always: Iterable[int]) -> torch.Tensor:
+def draft_vocabulary(counts: np.ndarray, size: int, always: Iterable[int]) -> torch.Tensor:
     """Return the most frequent trained tokens, ascending by target id; ties go to the smaller id.
 
     Args:
         counts: trained occurrences of each target token [V].
-        size: tokens to keep; None keeps all V.
+        size: tokens to keep.
         always: tokens kept regardless of their count (the stop tokens, or the vocabulary to be extended).
 
     Returns:
@@ -39,7 +39,7 @@ def draft_vocabulary(counts: np.ndarray, size: int | None, always: Iterable[int]
         UserError: `size` is not in 1 … V, or smaller than `always`.
     """
     vocab_size, always = len(counts), set(always)
-    if size is None or size == vocab_size:
+    if size == vocab_size:
         return torch.arange(vocab_size)
     if not 0 < size <= vocab_size:
         raise UserError(f"draft vocabulary: must be 1 to {vocab_size} tokens, got {size}; {_KEYS}")

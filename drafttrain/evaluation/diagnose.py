@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from drafttrain.bundle import load_bundle
+from drafttrain.bundle_files import LOG
 from drafttrain.data.prompts import read_prompts
 from drafttrain.drafters.model import DraftModel
 from drafttrain.drafters.model_config import identity
@@ -93,7 +94,8 @@ def diagnose(
     if drafter.max_depth:
         diagnosis.chains = {n: one for n, one in diagnosis.chains.items() if n <= drafter.max_depth}
     gain = expected - diagnosis.accept_len if expected else 0.0
-    others = [*_identity(drafter, target_lm, gain), *_trend(folder / "training_log.json")]
+    logs = (place / LOG for place in (folder, folder.parent))  # of a bundle, of a training
+    others = [*_identity(drafter, target_lm, gain), *_trend(next(filter(Path.exists, logs), None))]
     first = next(group for group in diagnosis.tables["depth"] if group.name == "1")
     if first.accepted < SUSPICIOUS or diagnosis.accept_len < SHORT * (expected or 0.0):
         others += _tapped(drafter, target_lm, ids[:TAP_PROMPTS], length, console)
@@ -121,9 +123,9 @@ def _identity(drafter: DraftModel, target: FrozenTarget, gain: float) -> list[Ch
     return [Change(" and ".join(different), why, remedy, gain if gain > COSTS else None, True)]
 
 
-def _trend(log: Path) -> list[Change]:
+def _trend(log: Path | None) -> list[Change]:
     """Judge from the training log whether accept_len was still rising."""
-    if not log.exists():
+    if log is None:
         return []
     found = [one for one in read_json(log) if isinstance(one, dict) and one.get("eval_accept_len")]
     if len(found) < 4:

@@ -11,6 +11,7 @@ from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.training.label_loss import draft_ids
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
@@ -72,14 +73,15 @@ class NotingChain(ChainPolicy):
 
 
 class NotingRule(AcceptanceRule):
-    """Greedy acceptance rule that records the last tree and its logits [1, n, V]."""
+    """Greedy acceptance rule that records the last tree, its logits [1, n, V] and what was accepted of it."""
 
     tree: TokenTree
     logits: torch.Tensor
+    accepted: Accepted
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        self.tree, self.logits = tree, logits
-        return accept_greedy(tree, logits)
+        self.tree, self.logits, self.accepted = tree, logits, accept_greedy(tree, logits)
+        return self.accepted
 
 
 def tried_drafts(
@@ -102,9 +104,7 @@ def tried_drafts(
     """
     policy, rule, found = NotingChain(length), NotingRule(), []
     proposer = TreeProposer(drafter, policy)
-    ids = drafter.draft_to_target  # [D]
-    draft_ids = torch.full((target.vocab_size,), -1, device=ids.device)
-    draft_ids[ids] = torch.arange(len(ids), device=ids.device)
+    ids, places = drafter.draft_to_target, draft_ids(drafter, target.vocab_size)  # [D], [V]
     for number, prompt in enumerate(prompts):
         answer: list[int] = []
         for step in decode(target, proposer, [list(prompt)], new_tokens, accept=rule, stats=stats):
@@ -115,7 +115,7 @@ def tried_drafts(
                 q = policy.noted[i].float()  # [D]
                 p = rule.logits[0, i].float()  # [V]
                 wanted = emitted[i]
-                index = int(draft_ids[wanted])
+                index = int(places[wanted])
                 inside = torch.log_softmax(p[ids], -1)  # [D]
                 before, after = (target.tokenizer.decode([*answer, *emitted[:n]]) for n in (i, i + 1))
                 # decoded in context: some tokenizers drop the space before a word that is decoded alone

@@ -4,6 +4,7 @@ The tree is chosen on tuning prompts, never on the prompts that are reported. `m
 turn by turn, and an interrupted evaluation continues there.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from drafttrain.evaluation.measure import (
     measure_tasks,
     transformers_generate,
 )
+from drafttrain.evaluation.methods import costs_of
 from drafttrain.evaluation.metrics import AUTOREGRESSIVE, TRANSFORMERS, tabulate
 from drafttrain.evaluation.proposers import find_drafter, usable_proposers
 from drafttrain.evaluation.report import print_tables
@@ -111,6 +113,9 @@ def evaluate(
     tokenizer = loaded.target.tokenizer
     depends = [loaded.target.fingerprint, tokenizer_hash(tokenizer), template_hash(tokenizer)]
     depends += [dtype, machine, versions(), stock.dtype, costs]
+    for tree in config.trees or [loaded.tree]:
+        with contextlib.suppress(UserError):  # one that cannot be used, which is left out below
+            depends.append(costs_of(loaded, tree))  # which may be measured here again
     key = _measured_key(config, bundle, *depends, weights_hash(loaded.classifier) if classifier else None)
     log = MeasurementLog(out / "measurements.jsonl", key)
     speed = _measure_speed(config, loaded, stock.model, tasks, tuning, log)

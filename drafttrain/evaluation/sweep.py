@@ -110,7 +110,7 @@ def sweep(
 ) -> tuple[list[Point], list[Comparison]]:
     """Decode all prompts greedily with every policy; write `points.jsonl`, `comparison.jsonl`, `sweep.json`
     (machine and versions) and the counts of each policy to `measurements/`, where an interrupted or longer
-    sweep continues.
+    sweep continues with the same versions and, where it is timed, on the same machine.
 
     Args:
         trees: policies, as `parse_policy` reads them.
@@ -140,7 +140,8 @@ def sweep(
         prompts.limit,
         prompts.turns,
     ]
-    made_from += [max_new_tokens, rows]
+    made_from += [max_new_tokens, rows, versions()]
+    made_from += [describe_machine(loaded.target.device, loaded.target.dtype)] if rows == 1 else []  # timed
     for tree in trees:
         loaded.proposer(tree)  # reports a mistake in any of them before the first is measured
         if warning := loaded.warning(tree):
@@ -332,12 +333,6 @@ def _ratios(
     grid = np.linspace(low, high, GRID)
     mine, others = (np.interp(grid, *front) for front in fronts)  # each [GRID]
     return grid, mine / others
-
-
-def verified_at(front: Sequence[Point], accept_len: np.ndarray) -> np.ndarray:
-    """Return draft tokens verified per step at some accept_len [n] within the range of a front, interpolated
-    linearly."""
-    return np.interp(accept_len, [p.accept_len for p in front], [p.verify_per_step for p in front])
 
 
 def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:

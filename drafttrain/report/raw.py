@@ -136,7 +136,7 @@ def read_benchmark(path: str | os.PathLike) -> Benchmark:
         raise UserError(f"{path}: no {MEASUREMENTS[0]} there; {MEASURE}")
     settings, files = {}, [file]
     alone = {f"{_stem(file)}_summary.json": EVALUATION_VERSION}
-    for name, version in (SETTINGS if path.is_dir() else alone).items():
+    for name, version in (SETTINGS if file.name in MEASUREMENTS else alone).items():
         if (place := file.parent / name).exists():
             settings = read_json(place)
             if not isinstance(settings, dict) or settings.get("format_version") != version:

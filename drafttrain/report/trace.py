@@ -7,17 +7,14 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from drafttrain.bundle import load_bundle
 from drafttrain.decoder import SpeculativeDecoder
-from drafttrain.inference.acceptance import AcceptanceRule, Accepted, accept_greedy
+from drafttrain.evaluation.drafts import NotingRule
 from drafttrain.inference.decode import decode
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.text import TextStream
 from drafttrain.kernels.machine import dtype_name
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json, usable
 from drafttrain.utils.types import check_types
@@ -136,17 +133,6 @@ class Trace:
             found = cls(**{**values, "iterations": iterations})
             check_types(found)
         return found
-
-
-class NotingRule(AcceptanceRule):
-    """Greedy acceptance rule that records the last tree and what was accepted of it."""
-
-    tree: TokenTree
-    accepted: Accepted
-
-    def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
-        self.tree, self.accepted = tree, accept_greedy(tree, logits)
-        return self.accepted
 
 
 def trace(target: FrozenTarget, proposer: Proposer, prompt_ids: list[int], max_new_tokens: int) -> Trace:

@@ -54,8 +54,8 @@ class TrainingConfig:
         save_steps: optimizer steps between checkpoints.
         save_total_limit: checkpoints kept.
         seed: seed of initialization, order and block masks. null: the recipe's seed.
-        bf16: compute in bf16 (autocast); weights stay fp32. "auto": where that is faster on this machine
-            and target.dtype is not float32; a training keeps the dtype it was begun in.
+        bf16: compute in bf16 (autocast); weights stay fp32. "auto": unless the target is in float32 here; a
+            training keeps the dtype it was begun in.
         report_to: "wandb" or "none".
         wandb_mode: "offline" needs no account; "online" uploads.
         init_from: folder of a trained drafter to start from (not a resume: optimizer and step count are new).

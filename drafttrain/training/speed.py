@@ -34,7 +34,11 @@ def train_some(
     )
     arguments = training_arguments(config, folder / "trainer", target.device)
     arguments.eval_strategy = arguments.save_strategy = "no"
-    arguments.disable_tqdm = True
+    emphasis = None
+    if config.has_emphasis:
+        from drafttrain.training.emphasis import emphasis_of  # not in the papers
+
+        emphasis = emphasis_of(config, drafter.soft_prompts)
     trainer = DraftTrainer(
         model=drafter,
         args=arguments,
@@ -45,6 +49,8 @@ def train_some(
         kl_chunk=config.kl_chunk,
         mask_seed=seed,
         rate=lambda step: 1.0,
+        loss=config.loss,
+        emphasis=emphasis,
         evaluate_drafter=lambda drafter: {},
     )
     trainer.remove_callback(PrinterCallback)

@@ -6,6 +6,9 @@ from drafttrain.drafters.config import DrafterConfig, kind_of
 from drafttrain.training.config import TrainingConfig
 from drafttrain.utils.errors import UserError
 
+# settings that a drafter keeps when its training goes on
+KEPT = ("kv_heads", "intermediate_size", "train_embeddings", "train_head", "heads", "noise", "input_norms")
+
 
 def check_continued(config: TrainingConfig, stored: dict[str, Any], drafter_config: DrafterConfig) -> None:
     """Validate that the recipe asks for the kind and shape of the drafter to start from.
@@ -43,9 +46,11 @@ def check_continued(config: TrainingConfig, stored: dict[str, Any], drafter_conf
             f"drafter.layers: must be that of training.init_from, {there}, without training "
             f"(training.max_steps: 0), got {drafter_config.layers}; leave it out"
         )
-    for key, own in (("kv_heads", "num_key_value_heads"), ("intermediate_size", "intermediate_size")):
-        if (asked := getattr(drafter_config, key)) and asked != stored.get(own):
-            there = stored.get(own)
+    defaults = DrafterConfig(kind)
+    for key in KEPT:
+        asked, default = getattr(drafter_config, key), getattr(defaults, key)
+        there = stored.get("num_key_value_heads" if key == "kv_heads" else key, default)
+        if key in drafter_config.settings and asked not in (default, there):
             raise UserError(
                 f"drafter.{key}: must be {there} as in training.init_from, got {asked}; leave it out"
             )

@@ -22,7 +22,7 @@ from drafttrain.drafters.new import new_drafter
 from drafttrain.drafters.vocabulary import count_trained_tokens, draft_vocabulary
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.target_lm.info import target_info
-from drafttrain.target_lm.loading import dtype_for, load_target
+from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.best import COMPUTED, STATE, KeepBest
 from drafttrain.training.config import TrainingConfig
@@ -158,6 +158,8 @@ def train(
             small, or the loss is no longer finite.
     """
     config.check()
+    if config.max_steps == 0:
+        raise UserError("training.max_steps: must be >= 1, or null for all epochs, to train, got 0; raise it")
     if config.deepspeed and "RANK" not in os.environ:
         raise UserError(
             f"training.deepspeed: must be null in one process, got {config.deepspeed}; use torchrun"
@@ -352,8 +354,8 @@ def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path | None, floa
 def settle_bf16(
     config: TrainingConfig, target: FrozenTarget, checkpoint: Path | None = None
 ) -> TrainingConfig:
-    """Return the settings with `bf16: auto` resolved: to the checkpoint's value, else to bf16 where that is
-    faster on this machine and the target is not in float32.
+    """Return the settings with `bf16: auto` resolved: to the checkpoint's value, else to bf16 unless the
+    target is in float32.
 
     Raises:
         UserError: the checkpoint was trained in bf16 and the settings ask for fp32, or the other way round.
@@ -365,9 +367,7 @@ def settle_bf16(
         begun = begun_in_bf16(config, checkpoint)
     if config.bf16 != "auto":
         return config
-    if begun is None and (begun := target.dtype != torch.float32):
-        begun = dtype_for(target.config, "auto", target.device, "products") == torch.bfloat16
-    return replace(config, bf16=begun)
+    return replace(config, bf16=target.dtype != torch.float32 if begun is None else begun)
 
 
 def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> None:

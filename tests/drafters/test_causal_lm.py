@@ -210,3 +210,7 @@ def test_tokens_that_the_lm_has_not(packed, small_lm, tiny_llama):
     plain = decode_all(target, NoProposer(), [[3, 599, 7]], 8, stop=())[0]
     drafted = decode_all(target, TreeProposer(drafter, ChainPolicy(3)), [[3, 599, 7]], 8, stop=())[0]
     assert plain == drafted
+    if not packed:  # in training, too
+        rows = (torch.tensor([[3, token, 7]]) for token in (599, 0))
+        states = [drafter(row, torch.zeros_like(row), torch.ones_like(row, dtype=torch.bool)) for row in rows]
+        assert torch.equal(*states)

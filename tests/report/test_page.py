@@ -501,6 +501,12 @@ def test_interrupted_measurements(folder):
     ]  # fmt: skip
 
 
+def test_the_file_of_a_folder_has_the_folders_settings(folder):
+    (folder / "benchmark.json").write_text(json.dumps({"format_version": 1, "dtype": "bfloat16"}))
+    found = [read_benchmark(place).settings["dtype"] for place in (folder, folder / "measurements.jsonl")]
+    assert found == ["bfloat16"] * 2
+
+
 def test_a_turn_without_its_first_repeat_is_left_out(folder):
     """Its damaged line was removed, and it is not measured again yet; tokens and counts are of repeat 0."""
     path = folder / "measurements.jsonl"
@@ -793,7 +799,8 @@ def test_command(folder, capsys):
 def test_a_single_place_on_an_axis_is_drawn():
     for log_x, ends in ((False, (0.0, 0.0)), (True, (1.0, 1.0))):
         series = [Series("a", 0, [ends[0]], [1.0], ["only"])]
-        draw(Chart("one", series, "x", "y", ends, (0.0, 2.0), log_x=log_x), 0)
+        drawn = draw(Chart("one", series, "x", "y", ends, (0.0, 2.0), log_x=log_x), 0)
+        assert "only" in drawn and "nan" not in drawn and "inf" not in drawn
 
 
 def test_ticks():

@@ -94,6 +94,25 @@ def test_what_a_drafter_that_is_taken_cannot_become(settings, stored, message):
         check_continued(config, {"model_type": "drafttrain_edd", **stored}, DrafterConfig(**settings))
 
 
+@pytest.mark.parametrize(
+    "kind, key, asked, there",
+    [
+        ("edd", "train_embeddings", True, False),
+        ("edd", "train_head", False, True),
+        ("eagle", "noise", 0.3, 0.1),
+        ("eagle", "input_norms", True, False),
+        ("medusa", "heads", 8, 5),
+    ],
+)
+def test_what_a_training_that_goes_on_keeps(kind, key, asked, there):
+    config, stored = TrainingConfig(init_from="x"), {"model_type": f"drafttrain_{kind}", key: there}
+    message = f"drafter.{key}: must be {there} as in training.init_from, got {asked}; leave it out"
+    with pytest.raises(UserError, match=message):
+        check_continued(config, stored, DrafterConfig(kind, **{key: asked}))
+    check_continued(config, stored, DrafterConfig(kind))
+    check_continued(config, stored | {key: asked}, DrafterConfig(kind, **{key: asked}))
+
+
 def test_matrices_become_int8_and_wide_again(run_training):
     def are_rounded(folder) -> list[bool]:
         found, rounded = weights(folder), []

@@ -45,6 +45,15 @@ def good(taught_folder, corpus_folder, tmp_path_factory):
     return train(quick(max_steps=60), shape, str(taught_folder), corpus_folder, out, target_dtype="float32")
 
 
+def test_a_training_that_ended_too_soon(good, taught_folder, prompts, tmp_path):
+    """Its log is beside the drafter of a training, and with the files of a bundle."""
+    folder = shutil.copytree(good.parent, tmp_path / "training")
+    log = [{"step": n, "eval_accept_len": 1 + n / 4} for n in range(1, 9)]
+    (folder / "training_log.json").write_text(json.dumps(log))
+    found = changes(folder / "drafter", taught_folder, prompts, tmp_path)
+    assert "training" in [change.cause for change in found.changes]
+
+
 def test_a_small_vocabulary(run_training, taught_folder, prompts, tmp_path):
     shape = DrafterConfig(tapped_blocks=TAP, draft_vocab_size=24)
     spoiled = trained(run_training, taught_folder, "small", drafter=shape)
