@@ -92,18 +92,13 @@ def _measure(
     options = {"verified": VERIFIED, "expanded": EXPANDED, "seconds": CURVE_SECONDS}
     curves = measure_costs(target, drafter, WIDTH, (context,), ROUNDS, **options)
     policy, recorded = Eagle2Policy(WIDTH, max_depth=DEPTH, total=NODES), RecordedTrees()
-    stats = _decode(target, drafter, TREE_SECONDS, lambda decoding: decoding.run(policy, recorded))
-    if not recorded.trees:
-        raise UserError(
-            f"calibration: {target.name} must answer with more than one token, got none for the built-in "
-            "prompts; run drafttrain calibrate with --prompts FILE"
-        )
+    stats = _decode(target, drafter, TREE_SECONDS, lambda decoding: decoding.run(policy, recorded), 1)
     if own is not None:
         facts = {name: getattr(own, name) for name in FACTS}
     else:
         chains = JudgedChains(CHAIN, target.eos_token_ids)
         run = partial(Decoding.run, policy=chains, accept=chains, before_prompt=chains.next_prompt)
-        _decode(target, drafter, CHAIN_SECONDS, run)
+        _decode(target, drafter, CHAIN_SECONDS, run, 2)
         facts = drafter_facts(chains, recorded, stats, TREE)
     found = Calibration.of(target, fingerprints, curves, rate=1.0, reached=1.0, quick=True, **facts)
     found.step_overhead = step_overhead(found, stats, policy)
@@ -114,19 +109,37 @@ def _measure(
 
 
 def _decode(
-    target: FrozenTarget, drafter: Drafter, seconds: float, run: Callable[[Decoding], DecodeStats]
+    target: FrozenTarget,
+    drafter: Drafter,
+    seconds: float,
+    run: Callable[[Decoding], DecodeStats],
+    halves: int,
 ) -> DecodeStats:
-    """Decode the built-in prompts one by one, at least two, until the time limit."""
-    begun, total = time.perf_counter(), DecodeStats()
+    """Decode the built-in prompts one by one, at least two, until the time limit.
+
+    Args:
+        halves: 2 for drafts of even and of odd prompts, which `judge` compares; 1 for drafts of any.
+
+    Raises:
+        UserError: the target answers with single tokens, which need no drafts.
+    """
+    begun, total, drafted = time.perf_counter(), DecodeStats(), set()
     for number, text in enumerate(PROMPTS):
-        if number > 1 and time.perf_counter() - begun > seconds:
+        if number > 1 and len(drafted) >= halves and time.perf_counter() - begun > seconds:
             break
         if target.tokenizer.chat_template:
             ids = encode_prompt(target.tokenizer, [Message("user", text)])
         else:  # a base model continues the text
             ids = target.tokenizer(text)["input_ids"]
         ids = ids[: int(min(len(ids), target.positions - NEW_TOKENS - CHAIN))]
-        total += run(Decoding(target, drafter, [ids], NEW_TOKENS, lambda: None))
+        one = run(Decoding(target, drafter, [ids], NEW_TOKENS, lambda: None))
+        total += one
+        drafted |= {number % 2} if one.new_tokens > 1 else set()
+    if len(drafted) < halves:
+        raise UserError(
+            f"calibration: {target.name} must answer the built-in prompts with more than one token, got "
+            "single ones; run drafttrain calibrate with --prompts FILE"
+        )
     return total
 
 

@@ -285,7 +285,9 @@ def finished_shards(out: Path, made_from: dict[str, Any]) -> list[dict[str, Any]
     if not (out / FILE).exists():
         return []
     record = read_record(out)
-    if record["made_from"] != made_from:
+    known = record["made_from"].items()
+    # earlier versions noted a seed for greedy texts, too
+    if made_from != {name: value for name, value in known if name in made_from or name != "seed"}:
         raise UserError(
             f"{out}: holds trees of another drafter, other prompts or settings; give another folder, or "
             "delete it"

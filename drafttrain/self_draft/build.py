@@ -169,7 +169,10 @@ def _check_place(out: Path) -> None:
 
 
 def take_out(file: TokenFile, texts: Texts, share: float) -> list[np.ndarray]:
-    """Hold out a share of the texts: overwrite them with separators, and return their stretches of ids."""
+    """Hold out a share of the texts: overwrite them with separators, and return their stretches of ids. Of a
+    few texts, of which one would be a larger share, none is held out."""
+    if share * len(texts.ids) < 1:
+        return []
     chosen = np.flatnonzero(held_out_groups(texts.ids, share, seed=0))
     ends = np.cumsum(texts.lengths)
     tokens, stretches = file.open("r+"), []

@@ -90,6 +90,10 @@ class Candidates:
         """Return the tree of a root token alone."""
         return cls([root], [-1], [0], [1.0], [()])
 
+    def first(self, n: int) -> "Candidates":
+        """Return the first n nodes, which include the parents of all others among them."""
+        return self if n == len(self.tokens) else Candidates(*(values[:n] for values in vars(self).values()))
+
     def judged(self, accepted: Sequence[int]) -> list[tuple[Features, bool]]:
         """Return the features of all candidates whose parent was accepted, and whether they were.
 

@@ -82,6 +82,7 @@ class _Sequence:
         sources: its n-gram caches.
         branches: tokens of each branch.
         sent: the tree that the target is verifying, root included.
+        verified: its first nodes, which the output's limit has left.
         ends: the node of each branch token in that tree, branch by branch.
     """
 
@@ -89,6 +90,7 @@ class _Sequence:
     sources: Sources
     branches: list[list[int]]
     sent: Candidates | None = None
+    verified: int = 0
     ends: list[list[int]] = field(default_factory=list)
 
 
@@ -108,7 +110,7 @@ class SelfDraft(PerSequence):
     Attributes:
         accepted: number of accepted candidates by the source with the largest weight, over all sequences.
         judged: number of candidates whose parent was accepted, by features and acceptance, over all
-            sequences. The last step of an output is not counted.
+            sequences. The last tree of an output may be missing.
         warning: why trees may have a wrong size, in one line.
 
     Raises:
@@ -180,7 +182,7 @@ class SelfDraft(PerSequence):
             sequence.sources.text.add(sequence.text[-known - len(tokens) :], source, known)
         if sequence.sent is not None:
             odds = sequence.sources.odds
-            for evidence, accepted in sequence.sent.judged(tokens[1:]):
+            for evidence, accepted in sequence.sent.first(sequence.verified).judged(tokens[1:]):
                 self.judged[evidence, accepted] += 1
                 if accepted:
                     self.accepted[max(evidence, key=odds.weight)[0]] += 1
@@ -205,6 +207,7 @@ class SelfDraft(PerSequence):
     def send(self, sequence: _Sequence, tree: Candidates) -> None:
         """Add the branches to a tree of candidates and make it the tree that is verified next."""
         sequence.sent, sequence.ends = tree.with_chains(sequence.branches, LIVE)
+        sequence.verified = len(sequence.sent.tokens)
 
     def _worth(self, n: int) -> float:
         """Return the least joint probability at which the nth candidate is worth verifying."""
@@ -217,11 +220,13 @@ class SelfDraft(PerSequence):
     def harvest(self, state: list[_Sequence], tree: TokenTree, logits: torch.Tensor) -> None:
         """Learn the target's predictions after each node of the proposed trees, from logits [B, n, V]."""
         config = self.config
+        for sequence, size in zip(state, tree.sizes.tolist()):
+            sequence.verified = size
         if not (config.recycle or config.branches):
             return
         said = logits.topk(max(config.recycle, 1)).indices.tolist()  # [B, n, k]
-        for sequence, rows, size in zip(state, said, tree.sizes.tolist()):
-            if size == len(sequence.sent.tokens):  # else the output's limit has cut the tree
+        for sequence, rows in zip(state, said):
+            if sequence.verified == len(sequence.sent.tokens):  # else the output's limit has cut the tree
                 with self._alone:
                     self._harvest(sequence, rows)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from drafttrain.kernels.difference import machine_difference
-from drafttrain.kernels.machine import describe_machine, dtype_name
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.self_draft.candidates import CandidateModel
 from drafttrain.self_draft.corpus_cache import FILE as CORPUS
 from drafttrain.self_draft.corpus_cache import CorpusCache
@@ -27,7 +27,7 @@ class SelfDraftSettings:
     """Result of `tune_self_draft`; `SelfDraft` documents the attributes that are not listed here.
 
     Attributes:
-        machine: from `describe_machine`.
+        machine: from `machine_of`.
         made_for: fingerprint of the target.
         corpus: checksum of the n-gram cache; empty without one.
         tried: settings that were tried, with their tokens per second.
@@ -55,7 +55,9 @@ class SelfDraftSettings:
         another target or with another n-gram cache; else None."""
         if not self.machine:  # not tuned at all
             return None
-        difference = machine_difference(self.machine, describe_machine(target.device))
+        from drafttrain.calibration.calibration import machine_of  # for tuned settings alone
+
+        difference = machine_difference(self.machine, machine_of(target))
         pairs = [("dtype", self.dtype, dtype_name(target.dtype))]
         pairs.append(("target", self.made_for, target.fingerprint))
         pairs.append(("n-gram cache", self.corpus[:16] or "none", corpus_hash(corpus)[:16] or "none"))

@@ -6,6 +6,7 @@ length of branches and rates to beat. The paper leaves these to a grid search (i
 
 import json
 import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,15 @@ import numpy as np
 from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 
+from drafttrain.calibration.calibration import machine_of
+from drafttrain.calibration.judged import steps_rate
 from drafttrain.calibration.timing import WARM_UP, measure_verification
 from drafttrain.data.prompts import read_prompts
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.kernels.machine import describe_machine, dtype_name
+from drafttrain.kernels.machine import dtype_name
 from drafttrain.self_draft.candidates import CandidateModel, Features
-from drafttrain.self_draft.corpus_cache import CorpusCache
+from drafttrain.self_draft.corpus_cache import DATA, FILE, CorpusCache
 from drafttrain.self_draft.proposer import SelfDraftConfig
 from drafttrain.self_draft.settings import SETTINGS, SelfDraftSettings, corpus_hash
 from drafttrain.self_draft.tune_config import TuneConfig
@@ -40,10 +43,12 @@ def tune_self_draft(
     """Find the fastest settings on this machine; write them to `self_draft.json` in `out`.
 
     Args:
-        corpus: the n-gram cache to use.
+        corpus: the n-gram cache to use; it is copied to `out` if it is elsewhere, as both are used from one
+            folder.
 
     Raises:
-        UserError: the prompts are unusable, or the machine is busy and `busy` is "refuse".
+        UserError: the prompts are unusable, `out` holds another n-gram cache, or the machine is busy and
+            `busy` is "refuse".
     """
     chats = read_prompts(config.prompts.path, config.prompts.limit)
     console = Console()
@@ -58,8 +63,10 @@ def tune_self_draft(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be made a folder ({error.strerror}); name another") from None
+    if (out / FILE).exists() and corpus_hash(CorpusCache.open(out)) != corpus_hash(corpus):
+        raise UserError(f"{out}: must hold no other n-gram cache; name another folder, or that cache")
     found = SelfDraftSettings(
-        machine=describe_machine(target.device, target.dtype),
+        machine=machine_of(target),
         dtype=dtype_name(target.dtype),
         made_for=target.fingerprint,
         corpus=corpus_hash(corpus),
@@ -87,8 +94,7 @@ def tune_self_draft(
                     branch_length=length,
                     gram=min(SelfDraftConfig.gram, length),
                 )
-                rate = strictness * (stats.new_tokens - stats.prompts) / _steps_seconds(stats)
-                settings.append(replace(found, config=tried, rate=rate))
+                settings.append(replace(found, config=tried, rate=strictness * steps_rate(stats)))
         totals = [DecodeStats() for _ in settings]
         for number, prompt_ids in enumerate(ids):
             for turn in range(len(settings)):  # interleaved, so that a machine that slows down slows all
@@ -106,10 +112,13 @@ def tune_self_draft(
             "rate": round(one.rate, 2),
             "tokens_per_second": round(total.tokens_per_second, 2),
             "accept_len": round(total.accept_len, 3),
-            "verify_tokens_per_step": round(total.verify_tokens / max(total.steps, 1), 2),
+            "verify_tokens_per_step": round(total.verify_per_step, 2),
         }
         for one, total in zip(settings, totals)
     ]
+    if corpus is not None and not (out / FILE).exists():
+        for name in (DATA, FILE):  # the header last: without it there is no cache
+            shutil.copyfile(corpus.path / name, out / name)
     best.save(out)
     for row in best.tried:
         console.print(json.dumps(row), highlight=False, soft_wrap=True)
@@ -141,7 +150,3 @@ def fit_odds(judged: Counter[tuple[Features, bool]]) -> CandidateModel:
         {name: weight for name, weight in weights.items() if isinstance(name, tuple)},
         {name: weight for name, weight in weights.items() if isinstance(name, int)},
     )
-
-
-def _steps_seconds(stats: DecodeStats) -> float:
-    return max(stats.seconds - stats.prefill_seconds, 1e-9)

@@ -112,7 +112,6 @@ class TokenTree:
         log_probs: torch.Tensor,
         entropies: torch.Tensor | None = None,
         counts: torch.Tensor | None = None,
-        drawn_from: DrawnFrom | None = None,
     ) -> "TokenTree":
         """Return the tree with one more layer. Nodes keep their indices; the new ones follow the valid nodes
         of their row.
@@ -122,10 +121,9 @@ class TokenTree:
                 is repeated.
             tokens, log_probs, entropies: [B, f], as the attributes; entropies are optional.
             counts: how many of the f new nodes are valid in each row (they come first), int64 [B]. None: all.
-            drawn_from: of all nodes, the new ones included.
         """
         batch, added = parents.shape
-        if batch == 1 and counts is not None and drawn_from is None:  # a single tree needs no padding
+        if batch == 1 and counts is not None:  # a single tree needs no padding
             added, counts = int(counts), None
             parents, tokens, log_probs = parents[:, :added], tokens[:, :added], log_probs[:, :added]
             entropies = None if entropies is None else entropies[:, :added]
@@ -134,7 +132,7 @@ class TokenTree:
         else:
             from drafttrain.trees.operators import append_layer
         fields = append_layer(self.fields(), parents, tokens, log_probs, entropies)
-        grown = TokenTree.of_fields(fields, self.sizes + added, drawn_from)
+        grown = TokenTree.of_fields(fields, self.sizes + added)
         if counts is None and (batch == 1 or bool((self.sizes == self.width).all())):
             return grown
         new = torch.arange(added, device=tokens.device).expand(batch, -1)  # [B, f]

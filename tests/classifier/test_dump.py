@@ -257,9 +257,9 @@ def test_killed_between_shards(dumped, monkeypatch):
     assert len(json.loads((out / "trees.json").read_text())["shards"]) == 1
     monkeypatch.setattr(dump, "_write_shard", real)
     assert len(run()["shards"]) == 2
-    for seed, temperature in ((0, 1.0), (1, 0.0)):
-        with pytest.raises(UserError, match="holds trees of another drafter, other prompts or settings"):
-            run(temperature=temperature, seed=seed)
+    assert len(run(seed=1)["shards"]) == 2  # which greedy texts do not depend on
+    with pytest.raises(UserError, match="holds trees of another drafter, other prompts or settings"):
+        run(temperature=1.0)
 
 
 def test_the_limit_can_grow(dumped, questions):

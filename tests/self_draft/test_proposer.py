@@ -221,6 +221,25 @@ def test_accepted_candidates_are_counted_by_source(llama, prompts, corpus):
     assert granted == sum(proposer.accepted.values())
 
 
+def test_nodes_that_a_limit_has_cut_are_not_counted(llama, prompts, corpus):
+    """Where other outputs go on, the ended one is updated with them."""
+    proposer = self_draft(llama, MODES["everything"], corpus(llama))
+    state = proposer.new_state(2, 64)
+    update = {"tapped": torch.zeros(2, 9, 0), "counts": torch.tensor([9, 9])}
+    text = torch.tensor([prompts[0][:9], prompts[0][:9]])  # [2, 9]
+    proposer.update(state, text, **update)
+    tree = proposer.propose(state, text[:, 8])
+    cut = tree.select(torch.tensor([[True] * tree.width, [True] * 3 + [False] * (tree.width - 3)]))
+    assert cut.sizes[0] > cut.sizes[1]
+    proposer.harvest(state, cut, torch.zeros(2, cut.width, llama.vocab_size))
+    known = cut.tokens[1, 1:3].tolist()
+    assert cut.depths[1, 1:3].tolist() == [1, 1] and cut.sizes[1] == 3
+    emitted = torch.tensor([[int(text[1, 8]), known[0], 7]])
+    before = proposer.judged.total()
+    proposer.update(state[1:], emitted, torch.zeros(1, 3, 0), torch.tensor([3]))
+    assert proposer.judged.total() == before + 2  # not the children of the first one
+
+
 # ------------------------------------------------------------------------------------------- the baselines
 
 

@@ -18,11 +18,11 @@ from drafttrain.run.cli import main
 from drafttrain.self_draft.build import build_ngrams
 from drafttrain.self_draft.candidates import CandidateModel
 from drafttrain.self_draft.config import NgramConfig
-from drafttrain.self_draft.corpus_cache import DATA
+from drafttrain.self_draft.corpus_cache import DATA, CorpusCache
 from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.proposer import SelfDraftConfig
 from drafttrain.self_draft.settings import SETTINGS as FILE
-from drafttrain.self_draft.settings import SelfDraftSettings, load_self_draft, open_corpus
+from drafttrain.self_draft.settings import SelfDraftSettings, corpus_hash, load_self_draft, open_corpus
 from drafttrain.self_draft.tune_config import TuneConfig
 from drafttrain.self_draft.tuning import fit_odds, tune_self_draft
 from drafttrain.trees.costs import CostCurve
@@ -158,8 +158,11 @@ def test_on_the_command_line(tiny_target_folder, cache, questions, tmp_path, cap
     assert main(["calibrate", *target, "--ngrams", str(cache), *words, "--out", str(out)]) == 0
     assert "fastest:" in capsys.readouterr().out and (out / FILE).exists()
     generate = ["generate", *target, "--prompt", "The quick", "--max-new-tokens", "6", "--dtype", "float32"]
-    assert main([*generate, "--ngrams", str(cache)]) == 0
-    assert "same output" in capsys.readouterr().out
+    for folder in (cache, out):  # to which the cache has been copied
+        assert main([*generate, "--ngrams", str(folder)]) == 0
+        found = capsys.readouterr()
+        assert "same output" in found.out and "tuned for" not in found.err
+    assert corpus_hash(CorpusCache.open(out)) == corpus_hash(CorpusCache.open(cache))
     for words, message in (
         (["calibrate", *target, "--prompts", "x"], "--out: must be given without --ngrams"),
         (["calibrate", *target, "--prompts", "x", "--ngrams", str(tmp_path)], "no n-gram cache here"),
