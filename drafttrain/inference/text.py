@@ -169,3 +169,9 @@ class OutputText:
         if self.stops is not None:
             return self.stops.read(self.stream, row)
         return self.stream.push(row.tokens) + (self.stream.flush() if row.finish_reason else ""), row.tokens
+
+    def flush(self) -> str:
+        """Return the text held back so far, for an output that ends without a finish reason."""
+        if self.stops is None:
+            return self.stream.flush()
+        return "" if self.stops.found else self.stops.push(self.stream.flush()) + self.stops.flush()

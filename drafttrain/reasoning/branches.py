@@ -105,7 +105,8 @@ class AnswerText:
         reason, error = branch.row.finish_reason or "", branch.error
         if reason == "not_finite":
             error = "the target's logits are not finite"
-        return Answer("".join(self.pieces), tuple(self.tokens), reason, error, branch.stats)
+        text = "".join(self.pieces) + self.text.flush()  # some is held back where the branch has failed
+        return Answer(text, tuple(self.tokens), reason, error, branch.stats)
 
 
 class Rounds:

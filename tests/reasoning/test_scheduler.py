@@ -781,6 +781,25 @@ def test_stop_strings_and_errors_reach_the_caller(loaded):
         decoder.decode([Request([1], 4), Request([], 4)])
 
 
+def test_an_answer_that_fails_keeps_the_text_that_was_held_back(loaded, monkeypatch):
+    """A stop text may have begun where a worker failed."""
+    way = scheduling("one", "each", overlap=False)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), way)
+    [whole] = decoder.answer([Call("Hello", 24, SamplingParams())])
+    propose, calls = TreeProposer.propose, []
+
+    def failing(self, state, root):
+        calls.append(root)
+        if len(calls) == 3:
+            raise MemoryError
+        return propose(self, state, root)
+
+    monkeypatch.setattr(TreeProposer, "propose", failing)
+    [cut] = decoder.answer([Call("Hello", 24, SamplingParams(), stop=(whole.text + "?",))])
+    assert cut.error and 0 < len(cut.token_ids) < 24
+    assert cut.text == loaded.target.tokenizer.decode(cut.token_ids, skip_special_tokens=True) != ""
+
+
 def test_tokens_after_a_stop_text_never_were(loaded, tiny_target_folder, monkeypatch):
     """Statistics with drafts, all of them right, are those of the tokens of the answers."""
     small = load_bundle(tiny_target_folder, target=loaded.target, dtype="float32", device="cpu")
