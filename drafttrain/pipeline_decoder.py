@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,8 @@ class PipelineDecoder:
         self.config, self.rank = config, _rank(config) if rank is None else rank
         here = int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size))  # ranks on this machine
         self.threads = config.stages.threads or max(1, usable_cores() // here)
+        self._open = ExitStack()  # the settings of torch, until the end
+        self._open.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(self.threads)
         if config.link is not None and here != config.world_size:
             raise UserError(
@@ -126,35 +128,36 @@ class PipelineDecoder:
         # upper bound, states in fp32; a message is timed by its real size
         link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 4 * self.hidden_size)
         self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
-        try:
+        with self._or_leave():
             # before loading, which takes long, and with other settings fails at some ranks and not at others
             self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
             self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
             self.me = load_member(config, self.place, self.dtype, self.rank, self.room)
-        except UserError:
-            self.ranks.leave()
-            raise
         self.ranks.meet(LOADING)
-        try:
+        with self._or_leave():
             self._compare()
-        except UserError:
-            self.ranks.leave()
-            raise
         self.me.stage_pace, self.me.draft_pace = Pace.of_stages(config.pace), Pace.of_drafts(config.pace)
-        self._open = ExitStack()
-        self._open.enter_context(native_team(self.threads))
+        if self._is_native:
+            self._open.enter_context(native_team(self.threads))
         if config.stages.blocks == "measured":
-            try:
+            with self._or_leave():
                 self._balance()
-            except UserError:
-                self.ranks.leave()
-                raise
             self.ranks.meet(LOADING)
         if config.probe:
             ids = probe_ids(self.place)
             found = self.ranks.channel().run(probe(self.me, ids))
             [rounding] = self.ranks.total([rounds(self.me)])
             check_cut(self.me, found, self.place, ids, rounding > 0, lambda: self.ranks.total([0]))
+
+    @contextmanager
+    def _or_leave(self) -> Iterator[None]:
+        """Leave the other ranks, and torch's settings as they were, where the block raises a UserError."""
+        try:
+            yield
+        except UserError:
+            self._open.close()
+            self.ranks.leave()
+            raise
 
     def __enter__(self) -> "PipelineDecoder":
         return self
@@ -163,6 +166,12 @@ class PipelineDecoder:
         self._open.close()
         if error is None:  # after an error others may be gone, or wait for something else
             self.ranks.close()
+
+    @property
+    def _is_native(self) -> bool:
+        """Return whether the blocks of this rank run natively, or its drafter if it has none."""
+        own = self.me.drafter if self.me.stage is None else self.me.stage.part
+        return getattr(own, "native", None) is not None
 
     @property
     def blocks(self) -> list[int]:
@@ -308,7 +317,7 @@ class PipelineDecoder:
         outputs: list[Output | None] = [None] * len(requests)
 
         def work(turn: int) -> None:
-            with native_team(self.threads):
+            with native_team(self.threads) if self._is_native else nullcontext():
                 for i in range(turn, len(requests), at_once):
                     program = MODES[mode](members[turn], requests[i])
                     outputs[i] = self._checked(self.ranks.channel(turn + 1).run(program))
@@ -326,7 +335,8 @@ class PipelineDecoder:
 
     def machine(self) -> dict[str, Any]:
         """Describe this machine, as one rank uses it."""
-        return {**describe_machine(torch.device("cpu"), self.dtype), "threads": self.threads}
+        found = describe_machine(torch.device("cpu"), self.dtype, native=self._is_native)
+        return {**found, "threads": self.threads}
 
     def _checked(self, output: Output) -> Output:
         if output.tokens[-1] == NOT_FINITE:
@@ -363,12 +373,17 @@ def _rank(config: PipelineConfig) -> int:
     Raises:
         UserError: RANK is not set, or there are not as many processes as the config asks for.
     """
-    if "RANK" not in os.environ:
-        raise UserError("RANK: must be set, got nothing; start the program with torchrun, or as a recipe")
-    world_size = int(os.environ.get("WORLD_SIZE", "0"))
+    found = []
+    for name in ("RANK", "WORLD_SIZE"):
+        given = os.environ.get(name, "")
+        if not given.isdecimal():
+            remedy = "start the program with torchrun; as a recipe on one machine, unset both"
+            raise UserError(f"{name}: must be a number beside the other, got {given or 'nothing'}; {remedy}")
+        found.append(int(given))
+    rank, world_size = found
     if world_size != config.world_size:
         raise UserError(f"WORLD_SIZE: must be {config.world_size}, as the recipe's stages, got {world_size}")
-    return int(os.environ["RANK"])
+    return rank
 
 
 def load_member(

@@ -152,7 +152,9 @@ def test_the_environment_has_to_name_the_rank(alone, tiny_target_folder, monkeyp
     with pytest.raises(UserError, match="WORLD_SIZE: must be 1, as the recipe's stages, got 2"):
         PipelineDecoder(config(tiny_target_folder))
     monkeypatch.delenv("RANK")
-    with pytest.raises(UserError, match="RANK: must be set, got nothing; start the program with torchrun"):
+    with pytest.raises(
+        UserError, match="RANK: must be a number beside the other, got nothing; start the program"
+    ):
         PipelineDecoder(config(tiny_target_folder))
 
 

@@ -13,10 +13,10 @@ from drafttrain.inference.sampling import Sampler
 from drafttrain.inference.session import NOT_FINITE
 from drafttrain.pipeline.exchange import NOTHING, collect, is_done, prefill
 from drafttrain.pipeline.member import Member, Output, Request
+from drafttrain.pipeline.prediction import Counting
 from drafttrain.pipeline.stage import Flow, Stage
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.trees.drafter import Drafter
-from drafttrain.trees.eagle2 import Eagle2Policy
 from drafttrain.trees.tree import TokenTree
 
 
@@ -60,11 +60,10 @@ def stpp(me: Member, request: Request) -> Program:
         if me.drafter is not None:
             with me.device:
                 clock, started = me.clock(), time.perf_counter()
-                drafts = me.policy.grow(me.drafter, state, torch.tensor([token]))
-                steps = int(drafts.depths.max())  # one for each layer
-                if isinstance(me.policy, Eagle2Policy):  # also for layers that it leaves out in the end
-                    steps = me.policy.max_depth
-                for _ in range(steps):
+                # steps are counted where they are paced: native growth is one call
+                drafter = me.drafter if me.draft_pace.seconds is None else Counting(me.drafter)
+                drafts = me.policy.grow(drafter, state, torch.tensor([token]))
+                for _ in getattr(drafter, "sizes", ()):
                     me.draft_pace.wait(started)
                     started = time.perf_counter()
                 me.done("C", "dec", 0, output.timesteps, clock)

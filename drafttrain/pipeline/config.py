@@ -206,10 +206,9 @@ class PipelineConfig:
                 f"tree: must have a threshold if it is pct, got {self.tree}; write pct:threshold=0.1, as "
                 "pipelines take none from a calibration"
             )
-        if self.mode == "stpp":
-            from drafttrain.trees.parse import parse_policy  # lazy: imports torch
+        from drafttrain.trees.parse import parse_policy  # lazy: imports torch
 
-            parse_policy(self.tree)
+        parse_policy(self.tree)
 
     @property
     def drafts(self) -> bool:

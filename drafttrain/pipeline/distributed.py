@@ -303,9 +303,11 @@ class lost_ranks:
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
         if isinstance(error, RuntimeError | ValueError | TimeoutError) and not isinstance(error, UserError):
+            reason = _reason(error)
+            remedy = "see what the other ranks say, and start again"
+            remedy += ", with a larger timeout_s if they were at work" if reason == LATE else ""
             raise LostRank(
-                f"rank {self.rank}: lost a connection while it waited to {self.what} ({_reason(error)}); see "
-                "what the other ranks say, and start again"
+                f"rank {self.rank}: lost a connection while it waited to {self.what} ({reason}); {remedy}"
             ) from error
 
 

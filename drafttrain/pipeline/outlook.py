@@ -38,11 +38,13 @@ class KnownText:
 
     Attributes:
         tapped: the target's tapped states at all their tokens, [n, K·H].
+        limit: most tokens that the answer could have had; None: those that it has.
     """
 
     prompt: list[int]
     answer: list[int]
     tapped: torch.Tensor
+    limit: int | None = None
 
 
 @dataclass
@@ -75,27 +77,38 @@ def known_texts(
 ) -> list[KnownText]:
     """Decode prompts with the target alone, and encode the texts for a drafter that reads blocks `taps`."""
     answers, _ = decode_all(target, NoProposer(), prompts, new_tokens, sampling=[sampling] * len(prompts))
-    return list(encoded(target, taps, prompts, answers))
+    return list(encoded(target, taps, prompts, answers, new_tokens))
 
 
 @torch.no_grad()
 def encoded(
-    target: FrozenTarget, taps: Sequence[int], prompts: Iterable[Sequence[int]], answers: Iterable[list[int]]
+    target: FrozenTarget,
+    taps: Sequence[int],
+    prompts: Iterable[Sequence[int]],
+    answers: Iterable[list[int]],
+    limit: int | None = None,
 ) -> Iterator[KnownText]:
-    """Yield texts with the tapped states of the target's blocks `taps`, as a drafter reads them."""
+    """Yield texts of up to `limit` tokens with the tapped states of the target's blocks `taps`, as a drafter
+    reads them."""
     target.tap(taps)
     for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([[*prompt, *answer]], device=target.device)  # [1, n]
         tapped = torch.zeros(ids.shape[1], 0, device=target.device)
         if taps:
             tapped = target.encode(ids, torch.zeros_like(ids)).tapped[0]
-        yield KnownText(list(prompt), answer, tapped)
+        yield KnownText(list(prompt), answer, tapped, limit)
 
 
-def machines(stages: int, target: CostCurve, draft: CostCurve, link: Link, sync: float) -> Machines:
-    """Return machines with equal stages of a target whose whole forward takes `target` seconds by tokens."""
+def machines(
+    stages: int, target: CostCurve, draft: CostCurve, link: Link, sync: float, beside: bool = False
+) -> Machines:
+    """Return machines with equal stages of a target whose whole forward takes `target` seconds by tokens.
+
+    Args:
+        beside: as in `Machines`.
+    """
     share = CostCurve(target.sizes, tuple(seconds / stages for seconds in target.seconds))
-    return Machines([share] * stages, [link] * (stages - 1), draft, sync)
+    return Machines([share] * stages, [link] * (stages - 1), draft, sync, beside=beside)
 
 
 def sent_bytes(target: FrozenTarget) -> int:
@@ -142,7 +155,7 @@ def outlook(
 
     for pipeline in described:
         tree = len(pipeline.stages), width, children, layers
-        traces = [replay(drafter, *_known(t), *tree, best_first=best_first) for t in texts]
+        traces = [replay(drafter, *_known(t), *tree, best_first=best_first, limit=t.limit) for t in texts]
         stpp, shape = fastest(pipeline, at_once)
         yield Row(
             len(pipeline.stages),

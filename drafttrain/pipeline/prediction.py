@@ -222,3 +222,25 @@ def sub_tree(tree: TokenTree, keep: torch.Tensor) -> TokenTree:
         _ancestors=tree.ancestors().index_select(1, keep).index_select(2, keep),  # [1, w, w]
         _joint=joint - joint[:, :1],
     )
+
+
+class Counting:
+    """A wrapped drafter that records how many nodes each draft step expands."""
+
+    grow_natively = None  # native growth would bypass the counted steps
+
+    def __init__(self, drafter: Drafter):
+        self._drafter, self.sizes = drafter, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def top(
+        self, state: Any, tree: TokenTree, frontier: torch.Tensor, k: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.sizes.append(frontier.shape[1])
+        return self._drafter.top(state, tree, frontier, k)
+
+    def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(frontier.shape[1])
+        return self._drafter.expand(state, tree, frontier)

@@ -14,7 +14,7 @@ import torch
 
 from drafttrain.inference.session import DRAFT_SLOTS
 from drafttrain.pipeline.best_first import BestFirstTree
-from drafttrain.pipeline.prediction import TimedTree, draft, follows_prompt
+from drafttrain.pipeline.prediction import Counting, TimedTree, draft, follows_prompt
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
@@ -153,35 +153,13 @@ def _foreseen(tapped: torch.Tensor) -> type[_Foreseen]:
     return _Foreseen if tapped.shape[1] else _Late
 
 
-class _Counting:
-    """A wrapped drafter that records how many nodes each draft step expands."""
-
-    grow_natively = None  # native growth would bypass the counted steps
-
-    def __init__(self, drafter: Drafter):
-        self._drafter, self.sizes = drafter, []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
-
-    def top(
-        self, state: Any, tree: TokenTree, frontier: torch.Tensor, k: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.sizes.append(frontier.shape[1])
-        return self._drafter.top(state, tree, frontier, k)
-
-    def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
-        self.sizes.append(frontier.shape[1])
-        return self._drafter.expand(state, tree, frontier)
-
-
 def replay_policy(
     drafter: Drafter, prompt: Sequence[int], text: Sequence[int], tapped: torch.Tensor, policy: TreePolicy
 ) -> list[Round]:
     """Grow static trees by a policy against a text; arguments as `replay`."""
 
     def grow(state: Any, root: int, left: int) -> tuple[TokenTree, list[int]]:
-        counting = _Counting(drafter)
+        counting = Counting(drafter)
         tree = policy.grow(counting, state, torch.tensor([root], device=tapped.device))
         return tree, counting.sizes
 
@@ -203,7 +181,7 @@ def replay_static(
     def grow(state: Any, root: int, left: int) -> tuple[TokenTree, list[int]]:
         tree = _foreseen(tapped)(drafter, state, root, width, children, tapped.device)
         tree.ahead, drafted = text[len(text) - left :], []
-        for _ in range(min(depth, left)):
+        for _ in range(depth):
             drafted.append(tree.expand())
             tree.grow(depth)
         return tree.tree, drafted
@@ -271,6 +249,7 @@ def replay(
     layers: int = 1,
     skip_lost: bool = False,
     best_first: bool = False,
+    limit: int | None = None,
 ) -> Trace:
     """Grow the prediction trees of a pipeline of `groups` stages against a text.
 
@@ -283,8 +262,10 @@ def replay(
             for nodes without children, which is several times faster with many stages. Hits and timesteps are
             the same; the number of nodes of such layers that survive the hits before the miss is not.
         best_first: grow a `BestFirstTree`, for which nothing is skipped.
+        limit: most tokens that the text could have had; None: those that it has. No tree is deeper.
     """
     follows = follows_prompt(tapped.shape[1] > 0, prompt)
+    end = (len(text) if limit is None else limit) + follows
     if follows:
         prompt, text = prompt[:-1], [prompt[-1], *text]
     n, trace, place = len(prompt), Trace(), 0
@@ -299,7 +280,7 @@ def replay(
     tree.take()  # the root is the first to enter
     while place + 1 < len(text):
         nodes = (tree.now - tree.entered).bincount(minlength=groups).tolist()  # by groups passed
-        drafted = list(draft(tree, layers, len(text) - place - 2))
+        drafted = list(draft(tree, layers, end - place - 2))
         steps = trace.beside if follows and tree.now < groups else trace.steps
         steps.append(step := Timestep(drafted, nodes))
         while tree.now == tree.entered[0] + groups - 1:
@@ -307,6 +288,6 @@ def replay(
             if place + 1 == len(text):
                 return trace
             step.hits += tree.advance(text[place], tapped[None, n + place - 1])
-        tree.grow(len(text) - place - 2)
+        tree.grow(end - place - 2)
         tree.take()
     return trace

@@ -93,7 +93,12 @@ def lost_ranks(run: Run) -> Measured:
     folder = run.folder("pipedec_fault")
     rows = [fault.lose(RECIPE, lost, how, folder) for how in fault.SIGNALS for lost in range(fault.RANKS)]
     spoken = all(len(row["said"]) == fault.RANKS - 1 and set(row["statuses"]) == {LOST} for row in rows)
-    notes = {"ok": spoken, "why": "a rank did not end in one line", "timeout_s": fault.TIMEOUT, "rows": rows}
+    notes = {
+        "ok": spoken,
+        "why": "a rank did not end in one line",
+        "timeout_s": fault.TIMEOUT,
+        "rows": rows,
+    }
     return {"fault_s": {"value": max(row["seconds"] for row in rows), **notes}}
 
 

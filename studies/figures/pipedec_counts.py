@@ -173,8 +173,9 @@ def hits(pair: Pair, prompts: Tasks, folder: Path, new_tokens: int) -> Measured:
     statics = [*counts.statics(CHILDREN), chosen_eagle(pair, folder, new_tokens)]
     rows = grown(pair, prompts, folder, new_tokens, [*flights, *statics])
     of_14, hidden = flights[STAGES.index(14)], pair.target.hidden_size
-    wide = counts.equal_nodes(rows, of_14, CHILDREN)
-    rows += grown(pair, prompts, folder, new_tokens, [wide])
+    wide = counts.equal_nodes(
+        rows, of_14, CHILDREN, lambda shape: grown(pair, prompts, folder, new_tokens, [shape])
+    )
     rates = {n: counts.hit_rate(rows, flight) for n, flight in zip(STAGES, flights)}
     speeds = {n: speed(rows, accelerators(n, hidden), own, statics) for n, own in zip(STAGES, flights)}
     notes = {

@@ -259,7 +259,8 @@ def sim_error(run: Run) -> Measured:
         texts = {tuple(row["prompt"].split("/", 1)): row["tokens"] for row in rows}
         taps = pair.drafter.config.tapped_blocks
         answers = [texts[one] for one in prompts]
-        known = dict(zip(prompts, encoded(pair.target, taps, prompts.values(), answers)))
+        limit = NEW_TOKENS if place == real_folder else PACED_TOKENS
+        known = dict(zip(prompts, encoded(pair.target, taps, prompts.values(), answers, limit)))
         for mode in wanted:
             measured = modes.per_token(rows, mode, "decoding")
             times = predicted(pair, known, mode, keys, costs, int(keys.get("stages.ranks", 2)))
@@ -294,7 +295,7 @@ def predicted(
             jobs = stpp_jobs(machines, [(one.drafted, one.nodes) for one in rounds])
         else:
             shape = (int(keys.get(key, 1)) for key in ("width", "children", "layers"))
-            trace = replay(pair.drafter, *own, stages, *shape)
+            trace = replay(pair.drafter, *own, stages, *shape, limit=text.limit)
             jobs = pipedec_jobs(machines, trace)
         found[name] = total_seconds(simulated([jobs])) / tokens
     return found

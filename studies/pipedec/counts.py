@@ -46,6 +46,7 @@ class Counted:
             timesteps, one fewer than groups, are beside the prompt.
         judged: tokens that were looked for in static trees; None: of trees in flight, where it follows from
             the number of tokens, and of an earlier version.
+        limit: most tokens that the text could have had; None: of an earlier version.
     """
 
     task: str
@@ -60,6 +61,7 @@ class Counted:
     rounds: list[list[Any]]
     follows: bool = False
     judged: int | None = None
+    limit: int | None = None
 
     @property
     def looked_for(self) -> int:
@@ -128,7 +130,7 @@ def texts(
         known = stored["prompts"] | asked
         write_json(path, stored | {"prompts": known, "answers": [answers[name] for name in known]})
     taps = getattr(pair.drafter.config, "tapped_blocks", [])
-    texts = encoded(pair.target, taps, prompts.values(), [answers[name] for name in asked])
+    texts = encoded(pair.target, taps, prompts.values(), [answers[name] for name in asked], new_tokens)
     return dict(zip(prompts, texts, strict=True))
 
 
@@ -143,7 +145,8 @@ def count(
     layers in flight that a miss discards are estimated (`skip_lost` of `replay`)."""
     found = [Counted(**json.loads(line)) for line in whole_lines(raw)]
     found = [one for one in found if one.follows == _follows(one.kind, known.get((one.task, one.prompt)))]
-    found = [one for one in found if one.kind in IN_FLIGHT or one.judged is not None]
+    limits = {name: text.limit for name, text in known.items()}
+    found = [one for one in found if one.limit == limits.get((one.task, one.prompt))]
     done = {(one.task, one.prompt, one.shape) for one in found}
     wanted = [(name, shape) for shape in shapes for name in known if (*name, shape) not in done]
     with open(raw, "a", encoding="utf-8") as file:
@@ -172,11 +175,12 @@ def _grow(drafter: DraftModel, text: KnownText, name: tuple[str, str], shape: Sh
             rounds = replay_policy(drafter, *known, Eagle2Policy(width, groups, children))
         hits = sum(one.hits for one in rounds)
         judged, sizes = sum(one.judged for one in rounds), [[one.drafted, one.nodes] for one in rounds]
-        return Counted(*name, *shape, tokens, hits, sizes, judged=judged)
+        return Counted(*name, *shape, tokens, hits, sizes, judged=judged, limit=text.limit)
     is_best = kind == "best_first"
-    trace = replay(drafter, *known, groups, width, children, skip_lost=not is_best, best_first=is_best)
+    how = {"skip_lost": not is_best, "best_first": is_best, "limit": text.limit}
+    trace = replay(drafter, *known, groups, width, children, **how)
     steps = [[step.drafted, step.nodes, step.tokens, step.hits] for step in (*trace.beside, *trace.steps)]
-    return Counted(*name, *shape, tokens, trace.hits, steps, _follows(kind, text))
+    return Counted(*name, *shape, tokens, trace.hits, steps, _follows(kind, text), limit=text.limit)
 
 
 def hit_rate(rows: Sequence[Counted], shape: Shape) -> float:
@@ -196,11 +200,25 @@ def nodes_each(rows: Sequence[Counted], shape: Shape) -> float:
     return sum(sizes) / max(len(sizes), 1)
 
 
-def equal_nodes(rows: Sequence[Counted], flight: Shape, children: int) -> Shape:
-    """Return the static tree, with as many layers as the tree in flight, whose width gives it about as many
-    nodes."""
+def equal_nodes(
+    rows: list[Counted], flight: Shape, children: int, grown: Callable[[Shape], list[Counted]]
+) -> Shape:
+    """Return the static tree, with as many layers as the tree in flight, whose width gives it as many nodes
+    or a few more. Its rows, and those of narrower trees that are tried, are added to `rows`.
+
+    Args:
+        grown: grows trees of a shape against the same texts.
+    """
     _, seed, groups, _, _ = flight
-    return "static", seed, groups, max(1, round(nodes_each(rows, flight) / groups)), children
+    wanted, before = nodes_each(rows, flight), 0.0
+    width = max(1, round(wanted / groups))
+    while True:
+        shape = "static", seed, groups, width, children
+        rows += grown(shape)
+        if (nodes := nodes_each(rows, shape)) >= wanted or nodes <= before:  # or no wider tree is possible
+            return shape
+        # trees at the end of a text have fewer layers
+        before, width = nodes, max(width + 1, round(width * wanted / nodes))
 
 
 def seconds(

@@ -1,7 +1,5 @@
 """Seconds from the loss of a rank to the last rank's error.
 
-    python -m studies.pipedec.fault --recipe recipes/pipeline/smollm2-2.yaml
-
 Three ranks decode; one is killed, or stopped, and the others have to end in one line each.
 """
 
@@ -11,14 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from drafttrain.utils.errors import UserError
-from drafttrain.utils.writing import write_json
-from studies import ROOT, arguments
+from studies import ROOT
 
 RANKS, TIMEOUT = 3, 10
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
@@ -26,10 +21,11 @@ BEGUN = 120  # seconds in which the ranks must have decoded a prompt
 
 
 def lose(recipe: str, lost: int, how: str, out: Path) -> dict[str, Any]:
-    """Lose one rank; return the seconds until the last one has ended, and their messages.
+    """Lose one rank; return the seconds until the last one has ended, and their messages; without statuses
+    where one did not end in these seconds.
 
     Raises:
-        UserError: the ranks have not begun to decode, or one did not end.
+        UserError: the ranks have not begun to decode.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -56,26 +52,11 @@ def lose(recipe: str, lost: int, how: str, out: Path) -> dict[str, Any]:
         others = [rank for i, rank in enumerate(ranks) if i != lost]
         statuses = [rank.wait(timeout=6 * TIMEOUT) for rank in others]
         seconds = time.monotonic() - began
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"rank {lost} {how}: others must end, got one that waits for ever") from error
+    except subprocess.TimeoutExpired:  # one of them waits for ever
+        statuses, seconds = [], 6.0 * TIMEOUT
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
     said = [line for log in logs for line in log.read_text().splitlines() if line.startswith("drafttrain: ")]
     return {"rank": lost, "how": how, "seconds": seconds, "statuses": statuses, "said": said}
-
-
-def study(args: Namespace) -> None:
-    rows = [lose(args.recipe, lost, how, args.out) for how in SIGNALS for lost in range(RANKS)]
-    write_json(args.out / "fault.json", rows)
-    for row in rows:
-        print(f"rank {row['rank']} {row['how']}: {row['seconds']:.1f} s, {len(row['said'])} lines")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return arguments.run(study, __doc__, argv, ("recipe",), "runs/pipedec/fault")
-
-
-if __name__ == "__main__":
-    arguments.start(main)

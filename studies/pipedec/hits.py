@@ -39,7 +39,8 @@ def count(
     tokens = judged = hits = steps = nodes = static_hits = static_judged = static_nodes = rounds = 0
     for text in texts:
         known = text.prompt, text.answer, text.tapped
-        trace = replay(pair.drafter, *known, groups, width, children, layers, best_first=best_first)
+        how = {"best_first": best_first, "limit": text.limit}
+        trace = replay(pair.drafter, *known, groups, width, children, layers, **how)
         tokens, judged = tokens + len(text.answer) - 1, judged + max(trace.tokens - 1, 0)
         hits, steps = hits + trace.hits, steps + len(trace.steps)
         nodes += sum(map(sum, (step.nodes for step in trace.steps)))

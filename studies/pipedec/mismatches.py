@@ -3,20 +3,16 @@ in flight grow by one layer in a timestep, by three, and best-first. The committ
 reads the target's states, and then, for two and four stages, the target for itself, so that trees follow the
 prompt.
 
-    python -m studies.pipedec.mismatches --limit 30
-
 All ranks are stepped in one process, so that a machine with two cores can hold four; the processes of
 `tests/pipeline/test_distributed.py` run the same programs.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from drafttrain.data.prompts import read_prompts, spread
 from drafttrain.drafters.causal_lm import as_drafter
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.params import SamplingParams
@@ -27,13 +23,9 @@ from drafttrain.pipeline.part import load_part, stop_tokens
 from drafttrain.pipeline.stage import Stage
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.pipeline_decoder import MODES
-from drafttrain.target_lm.loading import resolve_target
 from drafttrain.trees.parse import parse_policy
-from drafttrain.utils.writing import write_json
-from studies import arguments
-from studies.arguments import BUNDLE, MT_BENCH
 from studies.pipedec.modes import MODES as NAMES
-from studies.seed.pairs import Pair, load_pair
+from studies.seed.pairs import Pair
 
 STAGES, LM_STAGES = (1, 2, 3, 4), (2, 4)
 GROWTH = ((1, False), (3, False), (1, True), (3, True))  # layers, best_first
@@ -93,23 +85,3 @@ def compare(
                 rows.append(way | {"texts": len(prompts), "differ": differ})
                 print(rows[-1], flush=True)
     return rows
-
-
-def study(args: Namespace) -> None:
-    pair = load_pair("B", None, BUNDLE, dtype="float32")
-    chosen = spread(read_prompts(args.prompts), args.limit)
-    prompts = [prompt.token_ids(pair.target.tokenizer) for prompt in chosen]
-    rows = compare_both(pair, resolve_target(pair.target.name), prompts, args.new_tokens)
-    write_json(args.out / "mismatches.json", rows)
-    print(f"{sum(row['differ'] for row in rows)} of {sum(row['texts'] for row in rows)} texts differ")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    names = ("prompts", "limit", "new_tokens")
-    return arguments.run(
-        study, __doc__, argv, names, "runs/pipedec", prompts=MT_BENCH, limit=30, new_tokens=48
-    )
-
-
-if __name__ == "__main__":
-    arguments.start(main)

@@ -61,7 +61,8 @@ def choose(
     ours = {"skip_lost": not best_first, "best_first": best_first}
     for shape in shapes:
         traces = [  # a stage takes as long for any number of nodes
-            replay(drafter, t.prompt, t.answer, t.tapped, stages, *shape, **ours) for t in texts
+            replay(drafter, t.prompt, t.answer, t.tapped, stages, *shape, **ours, limit=t.limit)
+            for t in texts
         ]
         seconds = sum(total_seconds(run([pipedec_jobs(machines, trace)])) for trace in traces)
         ms[NAME.format(*shape)] = 1e3 * seconds / tokens

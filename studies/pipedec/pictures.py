@@ -14,7 +14,7 @@ the numbers of the charts go there as well, pictures to --pictures.
 
 import itertools
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -258,13 +258,19 @@ def grow(pair: Pair, args: Namespace, seeds: Sequence[int]) -> list[Counted]:
         known = counts.texts(pair, prompts, args.new_tokens, sampling, path)
         rows += counts.count(pair.drafter, known, shapes, raw, _note)
         if seed is None:
-            rows += counts.count(pair.drafter, known, [equal_nodes(rows)], raw, _note)
+            equal_nodes(
+                rows, lambda shape, known=known: counts.count(pair.drafter, known, [shape], raw, _note)
+            )
     return rows
 
 
-def equal_nodes(rows: Sequence[Counted]) -> Shape:
-    """Return the static tree with as many nodes as the groups of fourteen stages hold."""
-    return counts.equal_nodes(rows, ("flight", None, 14, WIDTH, CHILDREN), CHILDREN)
+def equal_nodes(rows: list[Counted], grown: Callable[[Shape], list[Counted]] = lambda shape: []) -> Shape:
+    """Return the static tree with as many nodes as the groups of fourteen stages hold, and add its rows.
+
+    Args:
+        grown: grows trees of a shape; without it the rows must be there.
+    """
+    return counts.equal_nodes(rows, ("flight", None, 14, WIDTH, CHILDREN), CHILDREN, grown)
 
 
 def _note(line: str) -> None:

@@ -1,13 +1,9 @@
 """Seconds in which a tree in flight goes on after a token: tree, mask, and the caches of a stage and of the
 drafter, which also adds the next layer (PipeDec, §3.3.3 and §3.3.4).
-
-    python -m studies.pipedec.upkeep
 """
 
 import statistics
 import time
-from argparse import Namespace
-from collections.abc import Sequence
 
 import torch
 
@@ -15,10 +11,7 @@ from drafttrain.kernels.team import native_team
 from drafttrain.pipeline.part import TargetPart, load_part
 from drafttrain.pipeline.prediction import PredictionTree
 from drafttrain.pipeline.stage import Flow, Stage
-from drafttrain.target_lm.loading import resolve_target
-from drafttrain.utils.writing import write_json
-from studies import arguments
-from studies.seed.pairs import Pair, load_pair
+from studies.seed.pairs import Pair
 
 LAYERS, WIDTH, CHILDREN = 21, 32, 16
 BLOCKS = 2  # of a stage: SmolLM2's 30 on 14 stages
@@ -79,18 +72,3 @@ def grown(pair: Pair, part: TargetPart) -> tuple[Stage, PredictionTree]:
 def tapped_width(pair: Pair) -> int:
     """Return the size of the states that the drafter reads at a token."""
     return len(getattr(pair.drafter.config, "tapped_blocks", [])) * pair.target.hidden_size
-
-
-def study(args: Namespace) -> None:
-    pair = load_pair("B", None, arguments.BUNDLE, dtype=args.dtype)
-    found = upkeep(pair, resolve_target(pair.target.name))
-    write_json(args.out / "upkeep.json", found)
-    print(", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.items()))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return arguments.run(study, __doc__, argv, ("dtype",), "runs/pipedec", dtype="bfloat16")
-
-
-if __name__ == "__main__":
-    arguments.start(main)
