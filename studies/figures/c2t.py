@@ -37,7 +37,6 @@ from drafttrain.evaluation.sweep import (
     pareto_front,
     resampled_means,
     sweep,
-    verified_at,
 )
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
@@ -276,7 +275,8 @@ def chain_figures(points: Sequence[Point]) -> Measured:
     span = [front[0].accept_len, front[-1].accept_len]
     at_nine: dict[str, Any] = {"value": None, "error": "its accept_len is not among those of C2T"}
     if span[0] <= nine.accept_len <= span[1]:
-        verified = float(verified_at(front, np.array([nine.accept_len]))[0])
+        places = [point.accept_len for point in front], [point.verify_per_step for point in front]
+        verified = float(np.interp(nine.accept_len, *places))
         at_nine = {"value": verified / nine.verify_per_step}
     measured = {"chain_verify_tokens_vs_fixed9": {**at_nine, "accept_len": nine.accept_len, "range": span}}
     for reference in ("dyjoint", "dymax"):

@@ -37,7 +37,8 @@ def in_process_of_its_own(part: str, run: Run, folder: Path, environment: Mappin
     asked = {"limit": run.limit, "quick": run.quick}
     if run.resume and out.exists():
         done = read_json(out)
-        if done["asked"] == asked and all("error" not in one for one in done["figures"].values()):
+        missing = {"error", "skipped"}
+        if done["asked"] == asked and not any(missing & one.keys() for one in done["figures"].values()):
             return done["figures"]
     out.unlink(missing_ok=True)
     command = [sys.executable, "-m", MODULE, part, str(folder), json.dumps(asdict(run))]

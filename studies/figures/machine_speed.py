@@ -17,6 +17,7 @@ from drafttrain.evaluation.measure import (
     measure,
     transformers_generate,
 )
+from drafttrain.evaluation.methods import costs_of
 from drafttrain.evaluation.metrics import (
     AUTOREGRESSIVE,
     CONTENDED,
@@ -70,6 +71,7 @@ def speed(run: Run, folder: Path) -> Measured:
     loaded, quick = load(), run.quick
     target = loaded.target
     depends = [content_hash(DRAFTER), git_commit(), versions(), describe_machine(CPU, target.dtype)]
+    depends += [costs_of(loaded, tree) for trees in TREES.values() for tree in trees]
     tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=6)))
     log = MeasurementLog(folder / "tuning.jsonl", fingerprint(depends))
     chosen, speeds = tune(loaded, tuning, log, NEW_TOKENS, TREES | LATER_TREES)

@@ -69,14 +69,15 @@ def quickstart(run: Run) -> Measured:
 def speed(run: Run) -> Measured:
     """Time greedy decoding in the dtype that `auto` picks against our own autoregressive decoding and
     `generate` of transformers."""
+    run.check_quiet()  # before the folder is emptied
     folder, fresh = run.folder("speed"), RAW / "full/quickstart/bundle"
     bundle = fresh if fresh.exists() and not run.quick else QUICKSTART_DRAFTER
-    limits = {"mt_bench": 6, "gsm8k": 5, "humaneval": 5} if run.quick else {}
+    quick = {"mt_bench": 6, "gsm8k": 5, "humaneval": 5}
     config = replace(
         load_recipe("recipes/quickstart.yaml").evaluate,
-        prompts=[PromptSet(name, path, limits.get(name)) for name, path in PROMPTS.items()],
+        prompts=[PromptSet(name, path, run.prompts(quick[name], None)) for name, path in PROMPTS.items()],
         max_new_tokens=NEW_TOKENS,
-        repeats=1 if run.quick else REPEATS,
+        repeats=1 if run.quick or run.limit else REPEATS,
         lossless_prompts=0,
         busy=run.busy,
     )
@@ -140,7 +141,7 @@ def scratch(run: Run) -> Measured:
 def accept_len(run: Run, bundle: Path, folder: Path) -> dict[str, Any]:
     """Measure accept_len with chains of 5 on MT-bench's first turns, bf16, greedy; nothing is timed."""
     loaded = load_bundle(bundle, dtype="bfloat16")
-    task = Task("mt_bench", read_prompts(PROMPTS["mt_bench"], 16 if run.quick else None))
+    task = Task("mt_bench", read_prompts(PROMPTS["mt_bench"], run.prompts(16, None)))
     log = MeasurementLog(folder / "measurements.jsonl", f"{content_hash(bundle)} chain {EDD_CHAIN}")
     chain = drafting(loaded.target, TreeProposer(loaded.drafter, ChainPolicy(EDD_CHAIN)))
     measured = measure(loaded.target, {"chain": chain}, task, log, NEW_TOKENS)
@@ -157,7 +158,7 @@ def accept_len(run: Run, bundle: Path, folder: Path) -> dict[str, Any]:
 def exactness(run: Run) -> Measured:
     """Compare greedy fp32 output with our autoregressive decoding and `transformers` `generate`."""
     loaded = load_bundle(QUICKSTART_DRAFTER, dtype="float32")
-    tasks = [Task(name, read_prompts(path)) for name, path in PROMPTS.items()]
+    tasks = [Task(name, read_prompts(path, run.limit)) for name, path in PROMPTS.items()]
     tasks = first_of_each(tasks, 16) if run.quick else tasks
     log = MeasurementLog(run.folder("fp32") / "measurements.jsonl", content_hash(QUICKSTART_DRAFTER))
     result = check_lossless(loaded.target, loaded.proposer(), tasks, 64 if run.quick else NEW_TOKENS, log)

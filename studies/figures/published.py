@@ -18,7 +18,8 @@ from drafttrain.bundle import load_bundle
 from drafttrain.classifier.model import Classifier
 from drafttrain.data.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.measure import MeasurementLog, drafting, measure
-from drafttrain.evaluation.metrics import ratio, ratio_interval, tabulate
+from drafttrain.evaluation.methods import costs_of
+from drafttrain.evaluation.metrics import noise, ratio, ratio_interval, ratio_spread, tabulate
 from drafttrain.evaluation.sweep import RESAMPLES, Point, interval_of, sweep
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash, git_commit
@@ -164,7 +165,8 @@ def faster(run: Run) -> Measured:
         loaded = load_bundle(pairing.bundle, target=pairing.target, dtype="bfloat16")
         trees = [*GRIDS["eagle2"], *GRIDS["pct"]]
         methods = {tree: drafting(loaded.target, loaded.proposer(tree)) for tree in trees}
-        key = fingerprint([content_hash(pairing.bundle), NEW_TOKENS, git_commit(), trees])
+        costs = [costs_of(loaded, tree) for tree in trees]
+        key = fingerprint([content_hash(pairing.bundle), NEW_TOKENS, git_commit(), trees, costs])
         tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))
         log = MeasurementLog(folder / f"{name}_tuning.jsonl", key)
         speeds = {
@@ -178,16 +180,18 @@ def faster(run: Run) -> Measured:
             prompts = spread(read_prompts(path), run.prompts(quick=2, full=full))
             two = {tree: methods[tree] for tree in (eagle2, pct)}
             measured = measure(loaded.target, two, Task(task, prompts), log, NEW_TOKENS, repeats)
+            value, single = ratio(measured, eagle2, pct), ratio_spread(measured, eagle2, pct)
             tasks[task] = {
-                "value": ratio(measured, eagle2, pct),
+                "value": value,
                 "interval": ratio_interval(measured, eagle2, pct),
+                "flags": [*tabulate(measured)[pct].flags, *noise(single, value)],
             }
             if name == "smollm2":
                 size[task] = len(prompts)
         slowest = min(tasks, key=lambda task: tasks[task]["value"])
         found[name] = {**tasks[slowest], "task": slowest, "trees": [pct, eagle2], "tasks": tasks}
     name = max(found, key=lambda one: found[one]["value"])
-    row = {key: found[name][key] for key in ("value", "interval")}
+    row = {key: found[name][key] for key in ("value", "interval", "flags")}
     sizes = {"size": {"prompts": size, "repeats": repeats}}
     return {"pct_vs_eagle2_speed": {**row, "target": name, "targets": found, **sizes}}
 

@@ -82,7 +82,7 @@ def timed(
     prompts = [replace(one, limit=run.prompts(quick=2, full=full[one.name])) for one in config.prompts]
     repeats = 1 if run.quick or run.limit else REPEATS
     changes = {"prompts": prompts, "trees": list(trees), "repeats": repeats, "lossless_prompts": 0}
-    config = replace(config, **changes, busy=run.busy)
+    config = replace(config, **changes, busy=run.busy, transformers_dtype="same")
     evaluate(config, drafter, place, target=target, dtype="bfloat16")
     summary = read_json(place / "summary.json")
     tree, tasks = summary["tree"], summary["tasks"]

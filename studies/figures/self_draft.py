@@ -289,7 +289,7 @@ def counts(run: Run) -> Measured:
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
     def against(base: str, method: str, key: str = "accept_len") -> dict[str, float]:
-        return {task: round(rows[method][key] / rows[base][key], 3) for task, rows in report.items()}
+        return {task: rows[method][key] / rows[base][key] for task, rows in report.items()}
 
     gains = against("text, no branches", "text and branches")
     rival = against("lookahead", "branches, no corpus")

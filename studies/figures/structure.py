@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -121,6 +122,7 @@ def imports(run: Run) -> Measured:
         "training": {**training, "rows_per_batch": 1, "bf16": False},
         "output": str(folder / "run"),
     }
+    shutil.rmtree(folder / "run", ignore_errors=True)  # a resumed run would import nothing of what is done
     recipe = write_recipe(folder, "train", sections)
     run_command("run", str(recipe), "--until", "corpus")
     trained = imported(TRAIN, [str(recipe)])
@@ -214,6 +216,7 @@ def minimal_recipes(run: Run) -> Measured:
     """Train every kind of drafter for the tiny target from `target`, `corpus.sources` and its kind alone."""
     folder = run.folder("structure_minimal")
     write_tiny_model(folder)
+    shutil.rmtree(folder / "runs", ignore_errors=True)  # what is done is not trained again
     kinds = list(KINDS)
     failed = {}
     for kind in kinds:

@@ -47,7 +47,7 @@ class Checked:
     Attributes:
         kept: end sentences, in creative writing; None elsewhere.
         without_score: answers of the evaluator that had none.
-        drafter, dtype, tree: as in `Grown`.
+        drafter, dtype, tree, target: as in `Grown`.
     """
 
     task: str
@@ -61,6 +61,7 @@ class Checked:
     drafter: str = ""
     dtype: str = ""
     tree: str | None = ""
+    target: str = ""
 
 
 def methods() -> list[Method]:
@@ -87,7 +88,7 @@ def solve(
         share: (k, n) for every n-th chunk of problems from the k-th on.
 
     Raises:
-        UserError: the file has trees of another drafter, type or tree of drafts.
+        UserError: the file has trees of another drafter, target, dtype or tree of drafts.
     """
     found = [Checked(**json.loads(line)) for line in whole_lines(raw)] if resume else []
     ways = methods()
@@ -96,6 +97,7 @@ def solve(
     decoders = {method.name: method.decoder(pair) for method in ways}
     drafts = {method.name: method.tree for method in ways}
     same = {"drafter": pair.source, "dtype": dtype_name(pair.target.dtype)}
+    same["target"] = pair.target.fingerprint
     with open(raw, "a" if resume else "w", encoding="utf-8") as file:
 
         def keep(method: str, trace: Trace) -> None:

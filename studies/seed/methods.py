@@ -142,7 +142,8 @@ class Grown:
         parts: by component, GENERATOR (with the closing generation) and EVALUATOR.
         drafter: its folder or file.
         dtype: of the target.
-        tree: growth policy of the drafts; None: no drafts. "" in these three: not recorded yet.
+        tree: growth policy of the drafts; None: no drafts.
+        target: its fingerprint. "" in these four: not recorded yet.
         commit: of the source; None: not recorded, or there is none.
     """
 
@@ -165,6 +166,7 @@ class Grown:
     drafter: str = ""
     dtype: str = ""
     tree: str | None = ""
+    target: str = ""
     commit: str | None = None
 
     @classmethod
@@ -223,6 +225,7 @@ def grow(
         SCHEDULING,
         dtype=dtype_name(decoder.target.dtype),
         tree=method.tree,
+        target=decoder.target.fingerprint,
     )
 
 
@@ -355,14 +358,14 @@ def check_same(raw: Path, found: Sequence[Any], pair: Pair, methods: Sequence[tu
     """Require that the trees of a file were grown as those that are to be added.
 
     Args:
-        found: with `task`, `method`, `drafter`, `dtype` and `tree`.
+        found: with `task`, `method`, `drafter`, `dtype`, `tree` and `target`.
         methods: to be added, with their tasks; the file may have others.
 
     Raises:
-        UserError: one has another drafter, type or tree of drafts.
+        UserError: one has another drafter, target, dtype or tree of drafts.
     """
     trees = {(task, method.name): method.tree for task, method in methods}
-    same = {"drafter": pair.source, "dtype": dtype_name(pair.target.dtype)}
+    same = {"drafter": pair.source, "dtype": dtype_name(pair.target.dtype), "target": pair.target.fingerprint}
     for one in found:
         for key, value in (same | {"tree": trees.get((one.task, one.method), one.tree)}).items():
             if (before := getattr(one, key)) != value:

@@ -121,7 +121,7 @@ def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[st
     each with one store of prefixes; return by task and method seconds per token, tokens of prompts that were
     encoded, the share of late pieces of work, and the commit."""
     setting = {"problems": limit, "trees": TREES, "drafter": pair.source}
-    setting["dtype"] = dtype_name(pair.target.dtype)
+    setting |= {"dtype": dtype_name(pair.target.dtype), "target": pair.target.fingerprint}
     before = read_json(raw) if resume and raw.exists() else {"rows": {}} | setting
     if other := [key for key in setting if before.get(key) != setting[key]]:
         key = other[0]

@@ -94,11 +94,12 @@ def test_the_committed_table_1_is_that_of_its_trees(monkeypatch):
         ("dtype", "bfloat16", "with dtype float32, got bfloat16"),
         ("dtype", "", "with dtype float32, got one that was not recorded"),
         ("tree", "drawn:k_config=2-1", "with tree None, got drawn:k_config=2-1"),
+        ("target", "other", "got other"),
     ],
 )
 def test_trees_of_other_settings_are_not_gone_on_with(pair, tmp_path, key, value, message):
     pair, raw = replace(pair, source="ours"), tmp_path / "raw.jsonl"
-    same = {"drafter": "ours", "dtype": "float32", "tree": None}
+    same = {"drafter": "ours", "dtype": "float32", "tree": None, "target": pair.target.fingerprint}
     row = asdict(replace(grown(SERIAL_AR, 1.0), **same | {key: value}))
     raw.write_text(json.dumps(row) + "\n")
     with pytest.raises(UserError) as error:
@@ -118,7 +119,7 @@ def test_interrupted_tables_are_resumed(pair, tmp_path, monkeypatch):
         if (task, "1", SERIAL_AR, repeat) not in done:
             made.append((task, repeat))
             one = Grown(task, "1", SERIAL_AR, repeat, 1.0, 100, 50, 10, 1.0, 0, 0, None, None)
-            note(replace(one, dtype="float32", tree=None))
+            note(replace(one, dtype="float32", tree=None, target=pair.target.fingerprint))
 
     monkeypatch.setattr(methods, "interleave", interleave)
     monkeypatch.setattr(methods, "problems_of", lambda task, limit, files: [Problem("1", "", "")][:limit])
