@@ -11,6 +11,7 @@ from drafttrain.data.prompts import read_prompts
 from drafttrain.export.remote import remote_files
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import TreeProposer
+from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.files import read_json
 
@@ -62,9 +63,14 @@ def test_the_training_text_is_the_committed_one(name):
     assert committed
 
 
+@pytest.fixture(scope="module")
+def target(smollm2):
+    return load_for_decoding(str(smollm2), "float32", "cpu")
+
+
 @pytest.mark.parametrize("name", RECORDED)
-def test_accept_len_has_not_fallen(name, smollm2):
-    bundle = load_bundle(ROOT / "model_cards" / name, target=str(smollm2), dtype="float32", device="cpu")
+def test_accept_len_has_not_fallen(name, target):
+    bundle = load_bundle(ROOT / "model_cards" / name, target=target)
     prompts = read_prompts(ROOT / "data/eval/mt_bench.jsonl")
     ids = [prompt.token_ids(bundle.target.tokenizer) for prompt, _ in zip(prompts, range(8))]
     _, stats = decode_all(bundle.target, TreeProposer(bundle.drafter, ChainPolicy(5)), ids, 64)

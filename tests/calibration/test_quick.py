@@ -1,6 +1,7 @@
 """The short calibration on the tiny target: when it is made, where it is kept, and what it measures."""
 
 import dataclasses
+import itertools
 import json
 import shutil
 import warnings
@@ -24,6 +25,7 @@ from drafttrain.evaluation.methods import Methods
 from drafttrain.evaluation.stock import load_stock
 from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import NoProposer
+from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.run.cli import main
 from drafttrain.target_lm.loading import load_for_decoding
@@ -434,9 +436,25 @@ def test_a_short_target_or_none_at_all(loaded, monkeypatch):
 
 
 def test_a_target_that_answers_nothing(loaded, monkeypatch):
-    monkeypatch.setattr(quick, "_decode", lambda *made: None)
-    with pytest.raises(UserError, match="must answer with more than one token, got none"):
+    monkeypatch.setattr(quick.Decoding, "run", lambda *given, **more: DecodeStats(new_tokens=1))
+    with pytest.raises(
+        UserError, match="must answer the built-in prompts with more than one token, got single"
+    ):
         calibration_here(loaded.target, loaded.drafter, loaded.fingerprints, "why")
+
+
+def test_prompts_are_decoded_until_even_and_odd_ones_have_drafts(loaded, monkeypatch):
+    """On a slow target, too."""
+    answers = iter([5, 1, 5, 5, 5, 5])
+    monkeypatch.setattr(quick.time, "perf_counter", itertools.count(0, 60).__next__)
+    made = (
+        loaded.target,
+        loaded.drafter,
+        1.0,
+        lambda decoding: DecodeStats(prompts=1, new_tokens=next(answers)),
+    )
+    assert quick._decode(*made, 2).prompts == 4
+    assert quick._decode(*made, 1).prompts == 2
 
 
 def test_from_the_command_line(tiny_bundle, found, bundle, tmp_path, capsys, measured):

@@ -53,6 +53,19 @@ def calibrated(tiny_bundle, questions, tmp_path):
     return found, tmp_path / "out"
 
 
+@pytest.fixture(scope="module")
+def stored(tiny_bundle, tmp_path_factory) -> str:
+    """The file of a calibration."""
+    folder = tmp_path_factory.mktemp("calibration")
+    (folder / "prompts.txt").write_text("Why?\nWhat?\nWho?\nWhere?\n")
+    config = CalibrateConfig(PromptSet("prompts", str(folder / "prompts.txt")), max_new_tokens=12, rounds=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "check_quiet", lambda refuse: None)
+        found = calibrate(config, tiny_bundle, folder / "out", dtype="float32", device="cpu")
+    assert Calibration.load(folder / "out") == found
+    return (folder / "out/calibration.json").read_text()
+
+
 def test_end_to_end(calibrated, tiny_bundle, capsys):
     found, out = calibrated
     assert Calibration.load(out) == found == Calibration.load(out / "calibration.json")
@@ -226,16 +239,15 @@ def test_one_prompt_is_too_few(tmp_path):
         {"confidence": {"raw": {"all": RELIABILITY, "deep": RELIABILITY}}},
     ],
 )
-def test_a_damaged_file_is_refused(calibrated, change):
-    _, out = calibrated
-    values = json.loads((out / "calibration.json").read_text())
+def test_a_damaged_file_is_refused(stored, tmp_path, change):
+    values = json.loads(stored)
     for key, value in change.items():
         values[key] = value
         if value is ...:
             del values[key]
-    (out / "calibration.json").write_text(json.dumps(values))
+    (tmp_path / "calibration.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match="measure it again with drafttrain calibrate"):
-        Calibration.load(out)
+        Calibration.load(tmp_path)
 
 
 def test_threshold_of_c2t_is_looked_for_where_there_is_a_classifier(tiny_bundle, questions, tmp_path):

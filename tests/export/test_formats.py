@@ -650,8 +650,11 @@ def test_a_config_that_lacks_something_is_refused(key, llama, tmp_path):
 
 def test_a_config_from_before_int8_heads_is_whole(llama, tmp_path):
     folder = make(tmp_path / "vdm", llama, "vdm")
+    export_to("causal-lm", folder, tmp_path / "whole", llama)
     change_config(folder, head_dtype="gone")
     export_to("causal-lm", folder, tmp_path / "out", llama)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "out")]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize("ids", [None, torch.arange(5)], ids=["none", "too few"])

@@ -1,5 +1,7 @@
 """Kernels of every instruction set that this machine has."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from drafttrain.kernels import build
@@ -12,13 +14,18 @@ def variants() -> list[str]:
     return list(build.FLAGS)[: list(build.FLAGS).index(able) + 1] if able else []
 
 
-@pytest.fixture(params=variants())
-def kernels(request, monkeypatch) -> str:
-    """Use the kernels of one instruction set for the length of a test; with AVX2 those of machines without
+def use(variant: str, patch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Use the kernels of one instruction set until the generator goes on; with AVX2 those of machines without
     VNNI, whose products of bytes AVX-512 has."""
-    monkeypatch.setenv(build.CHOICE, request.param)
-    if request.param == "avx2":
-        monkeypatch.setattr(build, "VNNI", {})
+    patch.setenv(build.CHOICE, variant)
+    if variant == "avx2":
+        patch.setattr(build, "VNNI", {})
     library.cache_clear()
-    yield request.param
+    yield variant
     library.cache_clear()
+
+
+@pytest.fixture(params=variants())
+def kernels(request, monkeypatch) -> Iterator[str]:
+    """Use the kernels of one instruction set for the length of a test."""
+    yield from use(request.param, monkeypatch)

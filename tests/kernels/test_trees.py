@@ -3,6 +3,7 @@ have more of it."""
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +28,14 @@ from drafttrain.trees.pct import PctPolicy
 from drafttrain.trees.sampled import SampledTreePolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
+from tests.kernels.conftest import use, variants
+
+
+@pytest.fixture(params=variants(), scope="module")
+def kernels(request):
+    """As for other files, but for all tests of one instruction set together: packing takes time."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield from use(request.param, patch)
 
 
 def random_trees(batch: int, layers: int) -> TokenTree:
@@ -108,10 +117,11 @@ DRAFTERS = {
 
 
 @pytest.fixture(
-    params=[f"float32-{kind}" for kind in DRAFTERS] + ["bfloat16-edd", "bfloat16-anchor", "bfloat16-eagle"]
+    params=[f"float32-{kind}" for kind in DRAFTERS] + ["bfloat16-edd", "bfloat16-anchor", "bfloat16-eagle"],
+    scope="module",
 )
 def drafter(request, kernels, tiny_llama) -> LayeredDrafter:
-    """A packed drafter over every second token."""
+    """A packed drafter over every second token; tests must not change it."""
     dtype, kind = request.param.split("-")
     target = FrozenTarget(copy.deepcopy(tiny_llama[0]).to(getattr(torch, dtype)), None, "llama")
     drafter = new_drafter(target, DRAFTERS[kind], torch.arange(100) * 2).eval()
@@ -290,8 +300,7 @@ def test_what_cannot_be_grown_natively_grows_layer_by_layer(drafter, monkeypatch
         broken.grow(drafter, new_state(drafter, "one row"), root)
     large = TimedPolicy(curve, curve, 1e-6, width=100, frontier=100, max_depth=2)  # 10,101 nodes
     assert native(drafter, grow_timed, new_state(drafter, "one row"), root, large._timing, 1e-6) is None
-    monkeypatch.setattr(drafter, "native", None)
-    assert native(drafter, None, None) is None
+    assert native(SimpleNamespace(native=None), None, None) is None
 
 
 def test_drafters_that_keep_outputs_in_torch_do_not_grow_natively():

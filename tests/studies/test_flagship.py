@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,9 +88,19 @@ def test_a_recipe_that_is_trained_again(lengths, ok, tmp_path, monkeypatch):
     assert found["value"] == lengths[0] / lengths[1] and found.get("ok") is ok
 
 
-def test_the_distribution_is_that_of_the_suite_s_own_test():
-    assert generate.distribution_holds(["--collect-only"])
-    assert not generate.distribution_holds(["--no-such-option"])
+def test_the_distribution_is_that_of_the_suite_s_own_test(monkeypatch):
+    file, name = generate.DISTRIBUTION.split("::")
+    assert f"\ndef {name}(" in (ROOT / file).read_text()
+    for status in (0, 1):
+        commands = []
+
+        def run(command, status=status, commands=commands, **given):
+            commands.append(command)
+            return SimpleNamespace(returncode=status)
+
+        monkeypatch.setattr(generate.subprocess, "run", run)
+        assert generate.distribution_holds(["-x"]) is (status == 0)
+        assert commands[0][1:3] == ["-m", "pytest"] and commands[0][-2:] == [generate.DISTRIBUTION, "-x"]
 
 
 def test_a_spoiled_target_is_the_other_with_one_thing_changed(tiny_target_folder, tiny_bundle, tmp_path):
