@@ -112,8 +112,7 @@ class RegenerateConfig:
     """Conversations that the target answers itself, and how (section `regenerate` of a recipe).
 
     Attributes:
-        sources: conversations, as in `corpus.sources`; prompts without answers are enough, and
-            max_conversations counts those that are read, with the ones left out.
+        sources: as in `corpus.sources`; answers are not needed, and max_conversations counts what is read.
         max_turns: number of user turns that are answered in each conversation.
         max_new_tokens: longest answer, in tokens. One that is cut off there has no end-of-turn token.
         max_prompt_tokens: a conversation ends before the turn whose prompt is longer than this.
