@@ -34,7 +34,7 @@ from drafttrain.inference.text import Prompt, TextStream, encode, is_batch
 from drafttrain.kernels.machine import describe_machine
 from drafttrain.kernels.team import native_team
 from drafttrain.pipeline.baselines import pp, slm, stpp
-from drafttrain.pipeline.config import PipelineConfig, balanced
+from drafttrain.pipeline.config import PipelineConfig, balanced, head_in_blocks
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Layout, Member, Output, Pace, Request
 from drafttrain.pipeline.part import (
@@ -443,7 +443,7 @@ def cut(config: PipelineConfig, target: PreTrainedConfig) -> list[int]:
     n_blocks = target.num_hidden_layers
     blocks = config.stages.blocks
     if blocks in (None, "measured"):  # which starts from these
-        blocks = balanced(n_blocks, config.stages.ranks, _head_in_blocks(target))
+        blocks = balanced(n_blocks, config.stages.ranks, head_in_blocks(target))
     if sum(blocks) != n_blocks:
         raise UserError(
             f"stages.blocks: must add up to the {n_blocks} blocks of {config.target}, got {blocks}"
@@ -468,16 +468,6 @@ def folders_of(config: PipelineConfig, place: str) -> dict[str, tuple[Path, str]
     elif config.drafts:
         found["drafter"] = find_bundle(config.drafter), FILES[1]  # the folder may also hold a classifier
     return found
-
-
-def _head_in_blocks(config: PreTrainedConfig) -> float:
-    """Return the size of the LM head in blocks: its number of weights divided by that of a block."""
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or hidden // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden  # as GPT-2 names none
-    block = 2 * hidden * dim * (heads + kv_heads) + 3 * hidden * inner
-    return config.vocab_size * hidden / block
 
 
 def _stored_drafter(config: PipelineConfig) -> Mapping[str, Any]:

@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from drafttrain.trees.policies import POLICIES
 from drafttrain.utils.choices import check_choices
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 OTHERS = ("timed", "c2t", "c2t_chain", "drawn")  # trees that need more than a drafter
 
@@ -219,6 +222,16 @@ class PipelineConfig:
     def world_size(self) -> int:
         """Return the number of processes: stages, and a drafter that is alone."""
         return self.stages.ranks + (self.drafter_rank == "alone")
+
+
+def head_in_blocks(config: "PreTrainedConfig") -> float:
+    """Return the size of the LM head in blocks: its number of weights divided by that of a block."""
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or hidden // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden  # as GPT-2 names none
+    block = 2 * hidden * dim * (heads + kv_heads) + 3 * hidden * inner
+    return config.vocab_size * hidden / block
 
 
 def balanced(n_blocks: int, ranks: int, head: float) -> list[int]:

@@ -316,7 +316,7 @@ def _fit_lengths(values: dict) -> None:
 
 
 def _follow_dtype(recipe: Recipe) -> None:
-    """Replace each "auto" that depends on `target.dtype` as it is written, on any machine."""
+    """Resolve each "auto" that depends on the recipe's target.dtype alone, not on the machine."""
     dtype = recipe.target.dtype
     if recipe.evaluate.transformers_dtype == "auto":
         recipe.evaluate.transformers_dtype = "fastest" if dtype == "auto" else "same"

@@ -9,7 +9,7 @@ from drafttrain.drafters.model import DraftModel
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training.config import TrainingConfig
 from drafttrain.training.packing import PackedRows
-from drafttrain.training.train import new_optimizer, settle_bf16, training_arguments
+from drafttrain.training.train import emphasis_for, new_optimizer, settle_bf16, training_arguments
 from drafttrain.training.trainer import DraftTrainer
 
 
@@ -34,11 +34,6 @@ def train_some(
     )
     arguments = training_arguments(config, folder / "trainer", target.device)
     arguments.eval_strategy = arguments.save_strategy = "no"
-    emphasis = None
-    if config.has_emphasis:
-        from drafttrain.training.emphasis import emphasis_of  # not in the papers
-
-        emphasis = emphasis_of(config, drafter.soft_prompts)
     trainer = DraftTrainer(
         model=drafter,
         args=arguments,
@@ -50,7 +45,7 @@ def train_some(
         mask_seed=seed,
         rate=lambda step: 1.0,
         loss=config.loss,
-        emphasis=emphasis,
+        emphasis=emphasis_for(config, drafter),
         evaluate_drafter=lambda drafter: {},
     )
     trainer.remove_callback(PrinterCallback)

@@ -41,6 +41,7 @@ from drafttrain.utils.writing import write_json
 
 if TYPE_CHECKING:
     from drafttrain.hidden_states.store import HiddenStateStore
+    from drafttrain.training.emphasis import Emphasizing
 
 ABSOLUTE_FOLDER = re.compile(r"(?<![\w.:/-])~?/(?:[\w.-]+/)*(?=[\w.-])")
 
@@ -179,11 +180,6 @@ def train(
     _require_disk(config, drafter, out)
 
     clock = Clock(config.max_minutes, before)
-    emphasis = None
-    if config.has_emphasis:
-        from drafttrain.training.emphasis import emphasis_of  # not in the papers
-
-        emphasis = emphasis_of(config, drafter.soft_prompts)
     arguments = training_arguments(config, out / "checkpoints", target.device)
     max_steps = config.max_steps or planned_steps(config, len(rows), arguments.world_size)
     is_first = arguments.process_index == 0
@@ -210,7 +206,7 @@ def train(
         mask_seed=seed,
         rate=rate_schedule(config, max_steps, clock.progress),
         loss=config.loss,
-        emphasis=emphasis,
+        emphasis=emphasis_for(config, drafter),
         evaluate_drafter=validation,
     )
     if resume and (read_json(resume / STATE)["global_step"] >= max_steps or clock.progress() == 1):
@@ -370,13 +366,20 @@ def settle_bf16(
     return replace(config, bf16=target.dtype != torch.float32 if begun is None else begun)
 
 
+def emphasis_for(config: TrainingConfig, drafter: DraftModel) -> "Emphasizing | None":
+    """Return what the loss weighs more than the papers do; None if nothing."""
+    if not config.has_emphasis:
+        return None
+    from drafttrain.training.emphasis import emphasis_of  # not in the papers
+
+    return emphasis_of(config, drafter.soft_prompts)
+
+
 def _require_disk(config: TrainingConfig, drafter: DraftModel, out: Path) -> None:
     kept = [p for name, p in drafter.named_parameters() if name not in drafter._keys_to_ignore_on_save]
     stored, trained = sum(p.numel() for p in kept), sum(p.numel() for p in kept if p.requires_grad)
     checkpoint = 4 * stored + 2 * 4 * trained  # weights and two moments, fp32
-    needed = (
-        config.save_total_limit + 1
-    ) * checkpoint + 12 * stored  # the drafter, the best one and a better
+    needed = (config.save_total_limit + 1) * checkpoint + 12 * stored  # the drafter, the best, a better one
     there = sum(file.stat().st_size for file in (out / "checkpoints").rglob("*") if file.is_file())
     require_free_disk(out, max(needed - there, 0), "saving checkpoints")
 
@@ -397,7 +400,7 @@ def training_summary(
         command: the command line.
         chosen: step of the chosen drafter, whose evaluation is `final`.
     """
-    history = trainer.state.log_history
+    history, dtype = trainer.state.log_history, torch.bfloat16 if trainer.args.bf16 else torch.float32
     steps = [entry for entry in history if entry.get("tokens_per_second")]
     evaluated = [entry for entry in history if "eval_loss" in entry and entry["step"] == chosen]
     settings = asdict(config)
@@ -410,9 +413,7 @@ def training_summary(
         "steps": trainer.state.global_step,
         "chosen_step": chosen,
         "processes": trainer.args.world_size,
-        "machine": describe_machine(
-            trainer.args.device, torch.bfloat16 if trainer.args.bf16 else torch.float32
-        ),
+        "machine": describe_machine(trainer.args.device, dtype),
         "corpus_tokens": rows.tokens,
         "corpus_files": [
             {

@@ -92,11 +92,8 @@ class Validation:
         n = len(self.prompts)
         length = min(self.config.eval_draft_length, drafter.max_depth or self.config.eval_draft_length)
         proposer = TreeProposer(drafter, ChainPolicy(length))
-        stats, tokens, steps = (
-            DecodeStats(),
-            np.full(n, -1.0),
-            np.full(n, -1.0),
-        )  # without those of the prompt
+        # without those of the prompt
+        stats, tokens, steps = DecodeStats(), np.full(n, -1.0), np.full(n, -1.0)
         limit = self.config.eval_new_tokens
         for step in decode(self.target, proposer, self.prompts, limit, stats=stats):
             emitted = np.array([len(own) for own in step.tokens])  # [prompts]
