@@ -21,7 +21,7 @@ command -v "${CXX:-c++}" g++ clang++ >/dev/null ||
   echo "setup: no C++ compiler: decoding takes a slower path, and DeepSpeed cannot build its operators; install g++ for both" >&2
 
 version='import sys; print(sys.version_info[:2])'
-found=$(.venv/bin/python -c "$version" 2>/dev/null)
+found=$(.venv/bin/python -c "$version" 2>/dev/null) || found= # no .venv yet: the callers stop at errors
 if [ -n "${PYTHON:-}" ] && [ -n "$found" ] && [ "$found" != "$("$python" -c "$version")" ]; then
   "$python" -m venv --clear .venv || stop "cannot make .venv with $python"
 fi

@@ -1,4 +1,4 @@
-"""`scripts/setup.sh` on a machine where everything is installed already."""
+"""`scripts/setup.sh`, with stubs for what it installs."""
 
 import hashlib
 import os
@@ -31,10 +31,11 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def set_up(checkout: Path) -> subprocess.CompletedProcess:
-    environment = {"PATH": str(checkout / "bin"), "PYTHON": sys.executable}
-    script = str(checkout / "scripts/setup.sh")
-    return subprocess.run([shutil.which("bash"), script], capture_output=True, text=True, env=environment)
+def set_up(checkout: Path, python: str = sys.executable) -> subprocess.CompletedProcess:
+    environment = {"PATH": str(checkout / "bin"), "PYTHON": python}
+    # As its callers read it: an error anywhere stops it.
+    read = f"set -euo pipefail; . {checkout / 'scripts/setup.sh'}"
+    return subprocess.run([shutil.which("bash"), "-c", read], capture_output=True, text=True, env=environment)
 
 
 def test_no_compiler_is_a_notice(checkout):
@@ -48,3 +49,23 @@ def test_any_compiler_will_do(checkout, name):
     (checkout / "bin" / name).symlink_to(shutil.which("true"))
     done = set_up(checkout)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_fresh_clone_gets_an_environment(checkout):
+    """Makes .venv, installs torch before drafttrain, and leaves the mark of what is installed."""
+    (checkout / ".venv").rename(checkout / "installed")  # what `python -m venv` will make
+    (checkout / "installed/installed").unlink()
+    (checkout / "installed/bin/python").write_text('#!/bin/sh\necho "$*" >>calls\n')
+    (checkout / "bin/c++").symlink_to(shutil.which("true"))
+    (checkout / "bin/mv").symlink_to(shutil.which("mv"))
+    python = checkout / "python"
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in\n*--clear*) mv installed .venv ;;\n*hashlib*) echo wanted ;;\nesac\n'
+    )
+    python.chmod(0o755)
+    done = set_up(checkout, str(python))
+    assert (done.returncode, done.stdout) == (0, "drafttrain fetch-target smollm2-135m-instruct\n")
+    assert done.stderr == "setup: installing into .venv; this takes some minutes the first time\n"
+    assert (checkout / ".venv/installed").read_text() == "wanted\n"
+    installs = [line for line in (checkout / "calls").read_text().splitlines() if " install " in line]
+    assert [line.split()[-1] for line in installs] == ["torch>=2.8,<2.14", ".[test]"]
