@@ -68,8 +68,10 @@ class PipelineCosts:
         """Return the machines with which to simulate a mode."""
         if mode == "pipedec":  # what is sent is part of the timestep's end
             links = [lambda tokens: 0.0] * (len(self.groups) - 1)
-            groups = [self._curve(one) for one in self.groups]
-            return Machines(groups, links, self._curve(self.draft), self.end, beside=self.beside)
+            groups, alone = ([self._curve(one) for one in every] for every in (self.groups, self.alone))
+            draft, draft_alone = self._curve(self.draft), self._curve(self.draft_alone)
+            more = {"beside": self.beside, "alone": alone, "draft_alone": draft_alone}
+            return Machines(groups, links, draft, self.end, **more)
         last = self.judging if mode == "stpp" else self.alone[-1]
         groups = [self._curve(one) for one in (*self.alone[:-1], last)]
         links, broadcast = [self._curve(self.hop)] * (len(groups) - 1), self.broadcast

@@ -14,6 +14,7 @@ from drafttrain.utils.errors import UserError
 
 DRAFTER, PIPELINE = "drafter", "pipeline"
 Job = tuple[str, float]  # the resource that it holds, and for how many seconds
+Work = tuple[float, float]  # its seconds while all other machines rest, and while all of them work
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ class Machines:
         sync: seconds of the end of a timestep, mostly the broadcast.
         broadcast: seconds of the broadcast of a token in `pp` and `stpp`.
         beside: whether the drafter is on the machine of the first stage, so that one waits for the other.
+        alone: seconds of each group while all other machines rest, if machines share a memory, and `stages`
+            are those while all work; by default those of `stages`.
+        draft_alone: the same of a draft step; by default those of `draft`.
     """
 
     stages: Sequence[Callable[[int], float]]
@@ -58,6 +62,8 @@ class Machines:
     sync: float = 0.0
     broadcast: float = 0.0
     beside: bool = False
+    alone: Sequence[Callable[[int], float]] = ()
+    draft_alone: CostCurve | None = None
 
     def __post_init__(self) -> None:
         if len(self.links) != len(self.stages) - 1:
@@ -73,6 +79,14 @@ class Machines:
     def sending(self, group: int, tokens: int) -> float:
         """Return the seconds of what a group sends to the next one; 0 for no tokens."""
         return self.links[group](tokens) if tokens else 0.0
+
+    def computing_beside(self, group: int, tokens: int) -> list[Work]:
+        """Return the work of a group for some tokens; none for none."""
+        return [((self.alone or self.stages)[group](tokens), self.stages[group](tokens))] if tokens else []
+
+    def drafting_beside(self, expanded: Sequence[int]) -> list[Work]:
+        """Return the work of draft steps by the nodes that each expands."""
+        return [((self.draft_alone or self.draft)(n), self.draft(n)) for n in expanded]
 
 
 @dataclass(frozen=True)
@@ -122,20 +136,44 @@ def stpp_jobs(machines: Machines, rounds: Iterable[tuple[Sequence[int], int]]) -
 
 def timestep_seconds(machines: Machines, drafted: Sequence[int], nodes: Sequence[int]) -> float:
     """Return the seconds of a timestep of PipeDec (§2.4): drafter and stages work side by side; when all
-    stages are done they send.
+    stages are done they send. After a miss most stages rest, and leave a memory that all share to the others.
 
     Args:
         drafted: nodes that each drafting step expands.
         nodes: that each group of stages runs.
     """
-    computing = [machines.computing(group, n) for group, n in enumerate(nodes)]
-    drafting = sum(machines.draft(expanded) for expanded in drafted)
+    works = [machines.computing_beside(group, n) for group, n in enumerate(nodes)]
+    drafts = machines.drafting_beside(drafted)
     if machines.beside:
-        computing[0] += drafting
+        computing, drafting = side_by_side([drafts + works[0], *works[1:]]), 0.0
+    else:
+        *computing, drafting = side_by_side([*works, drafts])
     sending = max(
         (machines.sending(group, nodes[group]) for group in range(len(machines.links))), default=0.0
     )
     return max(drafting, max(computing) + sending) + machines.sync
+
+
+def side_by_side(works: Sequence[Sequence[Work]]) -> list[float]:
+    """Return when each machine ends that begins its pieces of work now and does one after the other. How fast
+    it is changes in proportion to the share of other machines that are at work at that moment."""
+    if all(alone == together for work in works for alone, together in work):
+        return [sum(alone for alone, _ in work) for work in works]
+    left = [[*reversed(work)] for work in works]  # the next piece last
+    ends, now = [0.0] * len(works), 0.0
+    while busy := [machine for machine, pieces in enumerate(left) if pieces]:
+        others = (len(busy) - 1) / max(len(works) - 1, 1)
+        taken = {i: alone + (together - alone) * others for i in busy for alone, together in left[i][-1:]}
+        step = min(taken.values())
+        now += step
+        for i in busy:
+            alone, together = left[i].pop()
+            if taken[i] > step:
+                rest = 1 - step / taken[i]
+                left[i].append((alone * rest, together * rest))
+            elif not left[i]:
+                ends[i] = now
+    return ends
 
 
 def pipedec_jobs(machines: Machines, trace: Trace) -> Iterator[Job]:

@@ -13,6 +13,7 @@ from drafttrain.pipeline.simulate import (
     pipedec_jobs,
     pp_jobs,
     run,
+    side_by_side,
     stpp_jobs,
     timestep_seconds,
     total_seconds,
@@ -107,6 +108,32 @@ def test_resting_stages_cost_nothing():
     assert timestep_seconds(m, [1, 4, 4] * 99, [1, 0, 0]) == pytest.approx(
         99 * (m.draft(1) + 2 * m.draft(4)) + 0.004
     )
+
+
+def test_machines_that_share_a_memory_are_faster_while_others_rest():
+    """Two that fill it take as long as one after the other; three slow each other down by how many work."""
+    assert side_by_side([[(2.0, 4.0)], [(1.0, 2.0)]]) == [3.0, 2.0]
+    assert side_by_side([[(1.0, 2.0), (1.0, 2.0)], [(1.0, 2.0)]]) == [3.0, 2.0]
+    assert side_by_side([[(2.0, 4.0)], []]) == [2.0, 0.0]
+    assert side_by_side([[(1.0, 3.0)], [(1.0, 3.0)], [(1.0, 3.0)]]) == [3.0, 3.0, 3.0]
+    assert side_by_side([[(1.0, 3.0)], [(1.0, 3.0)], []]) == [2.0, 2.0, 0.0]
+    assert side_by_side([[(0.0, 0.0), (1.0, 2.0)], [(4.0, 5.0)]]) == [2.0, 4.4]  # two fifths by 2
+    assert side_by_side([[(3.0, 3.0)], [(1.0, 1.0), (1.0, 1.0)]]) == [3.0, 2.0]
+    assert side_by_side([[(1.0, 9.0)]]) == [1.0]
+
+
+def test_after_a_miss_the_only_stage_at_work_has_the_memory_to_itself():
+    together, alone, none = CostCurve((1,), (0.4,)), CostCurve((1,), (0.2,)), lambda tokens: 0.0
+    draft, draft_alone = CostCurve((1,), (0.04,)), CostCurve((1,), (0.01,))
+    more = {"beside": True, "alone": [alone] * 2, "draft_alone": draft_alone}
+    m = Machines([together] * 2, [none], draft, **more)
+    assert timestep_seconds(m, [], [1, 0]) == pytest.approx(0.2)
+    assert timestep_seconds(m, [1], [1, 0]) == pytest.approx(0.21)
+    # the second stage ends first, and a tenth of the first one's work is left
+    assert timestep_seconds(m, [1], [1, 1]) == pytest.approx(0.4 + 0.02)
+    apart = replace(m, beside=False)
+    assert timestep_seconds(apart, [1], [0, 0]) == pytest.approx(0.01)
+    assert timestep_seconds(apart, [1], [0, 1]) == pytest.approx(0.025 + (1 - 0.025 / 0.3) * 0.2)
 
 
 def test_a_drafter_beside_the_first_stage_and_a_broadcast_take_their_time():

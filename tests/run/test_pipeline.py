@@ -121,7 +121,10 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
         assert len(group) == len(costs.sizes) and all(0.004 <= seconds < 0.1 for seconds in group)
     assert 0 < costs.hop[0] < 0.1 and 0 < costs.broadcast < 0.1 and 0 < costs.sync < 0.1 and costs.beside
     assert costs.waiting < costs.sync  # less the work that trees, caches and the head are
-    assert costs.machines("pipedec").sync == costs.waiting > 0
+    flight = costs.machines("pipedec")
+    assert flight.sync == costs.waiting > 0
+    assert [group(1) for group in flight.alone] == [group[0] for group in costs.alone]
+    assert flight.draft_alone(1) == costs.draft_alone[0]
     assert replace(costs, waiting=0.0).end == costs.sync  # a file of an earlier version
     assert costs.machines("pp").broadcast == costs.broadcast
     assert costs.machines("stpp").broadcast == costs.round > 0  # messages are part of it
