@@ -80,11 +80,11 @@ class Machines:
         """Return the seconds of what a group sends to the next one; 0 for no tokens."""
         return self.links[group](tokens) if tokens else 0.0
 
-    def computing_beside(self, group: int, tokens: int) -> list[Work]:
+    def stage_work(self, group: int, tokens: int) -> list[Work]:
         """Return the work of a group for some tokens; none for none."""
         return [((self.alone or self.stages)[group](tokens), self.stages[group](tokens))] if tokens else []
 
-    def drafting_beside(self, expanded: Sequence[int]) -> list[Work]:
+    def draft_work(self, expanded: Sequence[int]) -> list[Work]:
         """Return the work of draft steps by the nodes that each expands."""
         return [((self.draft_alone or self.draft)(n), self.draft(n)) for n in expanded]
 
@@ -142,8 +142,8 @@ def timestep_seconds(machines: Machines, drafted: Sequence[int], nodes: Sequence
         drafted: nodes that each drafting step expands.
         nodes: that each group of stages runs.
     """
-    works = [machines.computing_beside(group, n) for group, n in enumerate(nodes)]
-    drafts = machines.drafting_beside(drafted)
+    works = [machines.stage_work(group, n) for group, n in enumerate(nodes)]
+    drafts = machines.draft_work(drafted)
     if machines.beside:
         computing, drafting = side_by_side([drafts + works[0], *works[1:]]), 0.0
     else:
@@ -183,10 +183,10 @@ def pipedec_jobs(machines: Machines, trace: Trace) -> Iterator[Job]:
     """
     seconds = sum(timestep_seconds(machines, step.drafted, step.nodes) for step in trace.steps)
     for group, step in enumerate(trace.beside, 1):  # the group that the prompt is in meanwhile
-        least = machines.computing(group, 1)
-        least += machines.sending(group, 1) if group < len(machines.links) else 0.0
-        taken = timestep_seconds(machines, step.drafted, step.nodes) - machines.sync  # nobody waits
-        seconds += max(0.0, taken - least)
+        prompt = [int(i == group) for i in range(len(step.nodes))]
+        both = [n or one for n, one in zip(step.nodes, prompt)]
+        taken = timestep_seconds(machines, step.drafted, both) - timestep_seconds(machines, [], prompt)
+        seconds += max(0.0, taken)
     yield PIPELINE, seconds
 
 

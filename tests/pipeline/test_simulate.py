@@ -59,6 +59,14 @@ def test_beside_the_prompt_a_timestep_costs_what_it_takes_longer_than_a_token():
     assert seconds == pytest.approx(0.13 + 0.05, rel=1e-6)
 
 
+def test_the_tree_beside_the_prompt_takes_memory_from_it():
+    together, alone, none = CostCurve((1,), (0.4,)), CostCurve((1,), (0.2,)), lambda tokens: 0.0
+    free = CostCurve((1,), (0.0,))
+    m = Machines([together] * 2, [none], free, sync=0.01, alone=[alone] * 2, draft_alone=free, beside=True)
+    [(_, seconds)] = pipedec_jobs(m, Trace([Timestep([], [1, 0], 1, 0)], [Timestep([1], [1, 0])]))
+    assert seconds == pytest.approx(0.21 + 0.4 - 0.2)
+
+
 @pytest.mark.parametrize("hit_rate", [0.0, 0.5, 0.9])
 def test_the_gain_over_pp_follows_the_hit_rate(hit_rate):
     """n / (C (h + (1 - h) n)), C the price of a layer over that of a token."""
