@@ -7,7 +7,7 @@ ranks of one machine share its memory. What a timestep takes besides computing i
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,7 +16,7 @@ from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Member, Request
 from drafttrain.pipeline.prediction import PredictionTree, follows_prompt
 from drafttrain.pipeline.program import pipedec
-from drafttrain.pipeline.simulate import Machines
+from drafttrain.pipeline.simulate import Machines, timestep_seconds
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.trees.costs import CostCurve
@@ -49,6 +49,8 @@ class PipelineCosts:
             drafter: the broadcast, the update of trees and caches, and sending.
         round: a round with a static tree without the computing of drafter and stages: messages, acceptance,
             and the drafter's update with the path.
+        decoding: computing of timesteps while decoding / the same simulated with `groups`, `alone`, `draft`
+            and `draft_alone`.
     """
 
     sizes: list[int]
@@ -63,13 +65,16 @@ class PipelineCosts:
     beside: bool
     waiting: float = 0.0
     round: float = 0.0
+    decoding: float = 1.0
 
     def machines(self, mode: str) -> Machines:
         """Return the machines with which to simulate a mode."""
         if mode == "pipedec":  # what is sent is part of the timestep's end
             links = [lambda tokens: 0.0] * (len(self.groups) - 1)
-            groups, alone = ([self._curve(one) for one in every] for every in (self.groups, self.alone))
-            draft, draft_alone = self._curve(self.draft), self._curve(self.draft_alone)
+            groups, alone = (
+                [self._curve(one, self.decoding) for one in every] for every in (self.groups, self.alone)
+            )
+            draft, draft_alone = (self._curve(one, self.decoding) for one in (self.draft, self.draft_alone))
             more = {"beside": self.beside, "alone": alone, "draft_alone": draft_alone}
             return Machines(groups, links, draft, self.end, **more)
         last = self.judging if mode == "stpp" else self.alone[-1]
@@ -86,15 +91,15 @@ class PipelineCosts:
 
     def target(self) -> CostCurve:
         """Return the seconds of the whole target by tokens: those of all groups together."""
-        return self._curve([sum(one) for one in zip(*self.groups)])
+        return self._curve([sum(one) for one in zip(*self.groups)], self.decoding)
 
     def drafter(self) -> CostCurve:
         """Return the seconds of a draft step by expanded nodes."""
-        return self._curve(self.draft)
+        return self._curve(self.draft, self.decoding)
 
-    def _curve(self, seconds: Sequence[float]) -> CostCurve:
+    def _curve(self, seconds: Sequence[float], factor: float = 1.0) -> CostCurve:
         rising = [max(seconds[: i + 1]) for i in range(len(seconds))]  # noise may make measured times fall
-        return CostCurve(self.sizes, rising)
+        return CostCurve(self.sizes, [factor * one for one in rising])
 
 
 @torch.no_grad()
@@ -118,13 +123,14 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     draft_alone = times(ranks, draft)
     hop = _hops(me, ranks, hidden)
     broadcast = _broadcast(me, ranks)
-    ends = [pair for one in requests for pair in _ends(me, ranks, one)]
-    if not ends:
+    decoded = [step for one in requests for step in _timesteps(me, ranks, one)]
+    if not decoded:
         raise UserError(
             "max_new_tokens: outputs must take three timesteps or more to measure their ends, got shorter "
             "ones; raise it, or name other prompts"
         )
-    sync, waiting = (statistics.fmean(one) for one in zip(*ends))
+    sync = statistics.fmean(step.seconds - step.slowest for step in decoded)
+    waiting = statistics.fmean(step.seconds - step.busiest for step in decoded)
     rounds = [seconds for one in requests for seconds in _rounds(me, ranks, one)]
     own = [*together, *alone, *judging, *drafting, *draft_alone, *hop]
     rows = ranks.gather([*own, broadcast, sync, waiting, statistics.fmean(rounds) if rounds else 0.0])
@@ -144,7 +150,7 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
             parts[-1] = of(members[-1], last)
         return [sum(seconds) + (len(parts) - 1) * hop[i] for i, seconds in enumerate(zip(*parts))]
 
-    return PipelineCosts(
+    costs = PipelineCosts(
         list(SIZES),
         [group(members, 0) for members in layout.groups],
         [group(members, 1) for members in layout.groups],
@@ -158,6 +164,10 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
         waiting,
         round_,
     )
+    described = replace(costs.machines("pipedec"), sync=0.0)
+    simulated = sum(timestep_seconds(described, step.drafted, step.nodes) for step in decoded)
+    costs.decoding = sum(step.busiest + within * hop[0] for step in decoded) / simulated
+    return costs
 
 
 def times(
@@ -265,26 +275,52 @@ def _broadcast(me: Member, ranks: Ranks) -> float:
     return statistics.median(taken[WARM_UP:])
 
 
-def _ends(me: Member, ranks: Ranks, request: Request) -> list[tuple[float, float]]:
-    """Decode a prompt; return for each timestep but the first and the last its seconds without the blocks and
-    drafting of the slowest rank, and without all computing of the busiest group or drafter, heads and tree
-    growth included."""
+@dataclass
+class _Timestep:
+    """A timestep that was decoded.
+
+    Attributes:
+        seconds: that it took.
+        slowest: seconds of the blocks and drafting of the slowest rank.
+        busiest: seconds of all computing of the busiest group or drafter, heads and tree growth included.
+        drafted: nodes that each drafting step expanded.
+        nodes: those that each group ran.
+    """
+
+    seconds: float
+    slowest: float
+    busiest: float
+    drafted: list[int]
+    nodes: list[int]
+
+
+def _timesteps(me: Member, ranks: Ranks, request: Request) -> list[_Timestep]:
+    """Decode a prompt; return its timesteps but the first and the last."""
     output = ranks.channel().run(pipedec(me, request))
     follows = follows_prompt(bool(me.taps), request.tokens)
     first = len(me.layout.groups) if follows else 1  # before it nobody waits for all others
     last = first - 1 + output.timesteps
-    computed, did, ended = ([0.0] * (last + 1) for _ in range(3))
+    computed, did, ended, ran = ([0.0] * (last + 1) for _ in range(4))
+    drafted = [[0.0] * (last + 1) for _ in range(request.layers)]
     for task in me.log:
         if task.kind == "V":
             ended[task.seq] = task.end
         elif task.kind in ("C", "own") and task.what != "sync" and task.seq <= last:
             did[task.seq] += task.end - task.start
             computed[task.seq] += (task.end - task.start) * (task.what == "dec")
+            if task.node:
+                ran[task.seq] += sum(task.nodes)
+            for step, expanded in enumerate(() if task.node else task.nodes):
+                drafted[step][task.seq] = expanded
     slowest = [max(one) for one in zip(*ranks.gather(computed))]
     rows, units = ranks.gather(did), [*me.layout.groups, [me.layout.drafter]]
     busiest = [max(sum(one[rank] for rank in unit) for unit in units) for one in zip(*rows)]
+    ran = ranks.gather(ran)
+    nodes = [[int(ran[group[0]][i]) for group in me.layout.groups] for i in range(last + 1)]
+    steps = [ranks.gather(one)[me.layout.drafter] for one in drafted]
+    drafted = [[int(one[i]) for one in steps if one[i]] for i in range(last + 1)]
     return [
-        (ended[i] - ended[i - 1] - slowest[i], ended[i] - ended[i - 1] - busiest[i])
+        _Timestep(ended[i] - ended[i - 1], slowest[i], busiest[i], drafted[i], nodes[i])
         for i in range(first + 1, last)
     ]
 

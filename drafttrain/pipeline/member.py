@@ -152,6 +152,7 @@ class Task(NamedTuple):
         node: of C and V, and the destination of a transfer.
         seq: the timestep; 0 is the prompt's.
         start, end: seconds.
+        nodes: of the tree that "dec" of C in mode pipedec runs: a stage at once, the drafter in each step.
     """
 
     kind: str
@@ -160,6 +161,7 @@ class Task(NamedTuple):
     seq: int
     start: float
     end: float
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass
@@ -200,9 +202,11 @@ class Member:
         """Return the number of its stage, from 1 on; 0 without a stage."""
         return 0 if self.stage is None else self.layout.stages.index(self.rank) + 1
 
-    def done(self, kind: str, what: str | int, node: int, seq: int, start: float) -> None:
+    def done(
+        self, kind: str, what: str | int, node: int, seq: int, start: float, nodes: Sequence[int] = ()
+    ) -> None:
         """Log a task that ends now."""
-        self.log.append(Task(kind, what, node, seq, start, self.clock()))
+        self.log.append(Task(kind, what, node, seq, start, self.clock(), tuple(nodes)))
 
     @property
     def tap_ranks(self) -> list[int]:

@@ -125,12 +125,13 @@ def _grow(
 
 
 def _draft(me: Member, tree: PredictionTree, request: Request, output: Output, seq: int) -> None:
-    clock, started, steps = me.clock(), time.perf_counter(), 0
-    for _ in draft(tree, request.layers, _max_depth(request, output)):
+    clock, started, expanded = me.clock(), time.perf_counter(), []
+    for nodes in draft(tree, request.layers, _max_depth(request, output)):
         me.draft_pace.wait(started)
-        started, steps = time.perf_counter(), steps + 1
-    if steps:
-        me.done("C", "dec", 0, seq, clock)
+        started = time.perf_counter()
+        expanded.append(nodes)
+    if expanded:
+        me.done("C", "dec", 0, seq, clock, expanded)
 
 
 def _max_depth(request: Request, output: Output) -> int:
@@ -148,7 +149,7 @@ def _compute(me: Member, flow: Flow | None, seq: int) -> Program:
     if flow is not None:
         out = me.stage.compute(flow)
         me.stage_pace.wait(started, len(flow.tokens))
-        me.done("C", "dec", me.node, seq, clock)
+        me.done("C", "dec", me.node, seq, clock, [len(flow.tokens)])
     if not me.layout.ends(me.rank):
         yield from give(me, me.layout.after(me.rank), out, me.node, seq)
     return out

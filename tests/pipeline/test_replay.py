@@ -60,6 +60,7 @@ def test_hits_and_timesteps(
             known = drafter, prompts[2], output.tokens, states.tapped[0]
             trace = replay(*known, *tree, best_first=best_first)
             assert (trace.hits, len(trace.steps)) == (output.hits, output.timesteps)
+            assert ran(pipeline) == [[step.drafted, step.nodes] for step in (*trace.beside, *trace.steps)]
             assert trace.tokens == NEW - 1 + (not taps) and output.judged == trace.tokens - 1
             assert len(trace.beside) == (0 if taps else len(cuts) - 1)
             if not best_first:
@@ -74,6 +75,18 @@ def test_hits_and_timesteps(
                 assert trace.hits == 0  # the next layer is not there yet when the root's token is
     assert hits or kind not in ("causal_lm", "noisy_lm")
     assert hits < looked_for or kind != "noisy_lm"
+
+
+def ran(pipeline):
+    """Return what the logs of ranks, one per group, say of each timestep, as a `Timestep` has it."""
+    tasks = [task for member in pipeline for task in member.log if (task.kind, task.what) == ("C", "dec")]
+    steps = [[[], [0] * len(pipeline)] for _ in range(max(task.seq for task in tasks))]
+    for task in tasks:
+        if task.node:
+            [steps[task.seq - 1][1][task.node - 1]] = task.nodes
+        else:
+            steps[task.seq - 1][0] = list(task.nodes)
+    return steps
 
 
 @pytest.mark.parametrize("best_first", [False, True])
