@@ -36,7 +36,7 @@ from drafttrain.kernels.team import native_team
 from drafttrain.pipeline.baselines import pp, slm, stpp
 from drafttrain.pipeline.config import PipelineConfig, balanced, head_in_blocks
 from drafttrain.pipeline.distributed import Ranks
-from drafttrain.pipeline.member import Layout, Member, Output, Pace, Request
+from drafttrain.pipeline.member import Layout, Member, Output, Pace, Request, own_device
 from drafttrain.pipeline.part import (
     load_part,
     load_shell,
@@ -50,7 +50,7 @@ from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.simulate import Link
 from drafttrain.pipeline.stage import Stage
 from drafttrain.target_lm.loading import choose_dtype, load_config, load_tokenizer, resolve_target
-from drafttrain.target_lm.model import block_number, max_positions
+from drafttrain.target_lm.model import FrozenTarget, block_number, max_positions
 from drafttrain.trees.parse import parse_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
@@ -124,7 +124,7 @@ class PipelineDecoder:
         self.prompts = list(self._read_prompts())
         longest = max((len(request.tokens) for _, request in self.prompts), default=ROOM)
         self.room = longest + config.max_new_tokens + DRAFT_SLOTS
-        own = choose_dtype(self.place, config.dtype, "cpu", "decoding")
+        own = choose_dtype(self.place, config.dtype, config.device, "decoding")
         # upper bound, states in fp32; a message is timed by its real size
         link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 4 * self.hidden_size)
         self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
@@ -335,7 +335,7 @@ class PipelineDecoder:
 
     def machine(self) -> dict[str, Any]:
         """Describe this machine, as one rank uses it."""
-        found = describe_machine(torch.device("cpu"), self.dtype, native=self._is_native)
+        found = describe_machine(self.me.device, self.dtype, native=self._is_native)
         return {**found, "threads": self.threads}
 
     def _checked(self, output: Output) -> Output:
@@ -417,18 +417,21 @@ def load_member(
             f"drafter: must be a small LM for mode slm, got {config.drafter}, which cannot write alone; name "
             "the folder of one"
         )
+    device = own_device(config.device)
     owners = [next(r for r, end in zip(layout.stages, ends) if tap < end or end == n_blocks) for tap in taps]
     stage = None
     if rank in layout.stages:
         i = layout.stages.index(rank)
-        part, shared = load_part(place, range(ends[i] - blocks[i], ends[i]), dtype, taps=taps), []
+        own, shared = range(ends[i] - blocks[i], ends[i]), []
+        part = load_part(place, own, dtype, taps=taps, device=device)
         if embeddings is not None:
             part.base.embed_tokens.weight = torch.nn.Parameter(embeddings, requires_grad=False)
             shared = [embeddings]
         part.pack(shared)
         stage = Stage(part, room)
     if drafter is None and config.drafts and rank == layout.drafter:
-        drafter = _drafter(config, place, dtype, stage and stage.part.base.embed_tokens.weight)
+        embeddings = stage and stage.part.base.embed_tokens.weight
+        drafter = _drafter(config, load_shell(place, dtype, embeddings, device), embeddings)
     trim_heap()  # packing leaves tens of megabytes free below what is in use
     policy = parse_policy(config.tree) if drafter else None
     return Member(rank, layout, stage, drafter, policy, list(zip(taps, owners)), room)
@@ -480,15 +483,13 @@ def _stored_drafter(config: PipelineConfig) -> Mapping[str, Any]:
     return read_config(find_bundle(config.drafter))
 
 
-def _drafter(
-    config: PipelineConfig, place: str, dtype: torch.dtype, embeddings: torch.Tensor | None
-) -> DraftModel:
-    shell = load_shell(place, dtype, embeddings)
+def _drafter(config: PipelineConfig, shell: FrozenTarget, embeddings: torch.Tensor | None) -> DraftModel:
     if is_plain_lm(config.drafter):
         drafter = as_drafter(config.drafter, shell)
     else:
-        drafter = load_drafter(find_bundle(config.drafter), shell, dtype)
+        drafter = load_drafter(find_bundle(config.drafter), shell, shell.dtype)
     require_frontier(drafter, config.drafter)
     drafter.pack()
-    unmap(drafter, [] if embeddings is None else [embeddings])
+    if shell.device.type == "cpu":  # else nothing is mapped
+        unmap(drafter, [] if embeddings is None else [embeddings])
     return drafter

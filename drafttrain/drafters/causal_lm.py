@@ -273,7 +273,7 @@ class CausalLmModel(DraftModel):
         """Append verified tokens [B, n]: a prompt is run at once, up to `FEW` tokens with the next root."""
         if state.unread.shape[1]:
             self._read(state, state.unread, state.counts)
-        if int(state.cache.lengths.max()) and tokens.shape[1] <= FEW:
+        if state.cache.longest() and tokens.shape[1] <= FEW:
             state.keep(tokens, counts)
         else:
             self._read(state, tokens, counts)
@@ -290,7 +290,7 @@ class CausalLmModel(DraftModel):
         cache.reserve(n)
         slots, _ = cache.open(n)  # [B, n]
         self._run(state, tokens, slots, slots, causal(n, tokens.device))
-        cache.commit(torch.arange(n, device=tokens.device).expand_as(tokens), counts)
+        cache.add(counts, n)
         state.unread, state.counts = tokens[:, :0], torch.zeros_like(counts)
         state.nodes = state.nodes[..., :0]
 
@@ -332,7 +332,7 @@ class CausalLmModel(DraftModel):
         cache.reserve(n)
         starts = cache.lengths[:, None]  # [B, 1]
         slots = starts + frontier  # [B, f]
-        cache.open_at(slots, int(cache.lengths.max()) + n)
+        cache.open_at(slots, cache.longest() + n)
         ancestors = tree.ancestors().gather(1, frontier[..., None].expand(-1, -1, n))  # [B, f, n]
         tokens = tree.tokens.gather(1, frontier)  # [B, f]
         return self._run(state, tokens, starts + tree.depths.gather(1, frontier), slots, ancestors)
@@ -354,7 +354,7 @@ class CausalLmModel(DraftModel):
         seen = (width <= steps[..., None]) & (width <= counts[:, None, None])  # [B, m + 1, w]
         seen |= width == places[..., None]
         start = cache.lengths[:, None]  # [B, 1]
-        cache.open_at(start + places, int(cache.lengths.max()) + 2 * m + 1)
+        cache.open_at(start + places, cache.longest() + 2 * m + 1)
         tokens = torch.cat([unread, root[:, None]], 1)  # [B, m + 1]
         states = self._run(state, tokens, start + steps, start + places, seen)
         cache.commit(order, counts)

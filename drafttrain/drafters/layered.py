@@ -298,12 +298,12 @@ class LayeredDrafter(DraftModel):
         slots = state.lengths[:, None] + torch.arange(n, device=x.device)  # [B, n]
         if self.native is not None:
             self.native.keys_values(x.float().contiguous(), state.nodes(slots, slots), view)
-            state.lengths = state.lengths + counts
+            state.add(counts, n)
             return
         cos, sin = self.rope(slots, view)
         for i, layer in enumerate(self.layers):
             state.write(i, slots, *layer.keys_values(layer.input_layernorm(x), cos, sin))
-        state.lengths = state.lengths + counts
+        state.add(counts, n)
 
     @torch.no_grad()
     def prune(self, state: KvCache, root: torch.Tensor, tapped: torch.Tensor, keep: torch.Tensor) -> None:

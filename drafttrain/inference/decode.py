@@ -247,7 +247,7 @@ class _Loop:
     exhausted: bool = False
 
     def __post_init__(self) -> None:
-        self.clock = ModuleClock(self.target.device)
+        self.clock, self.in_model = ModuleClock(self.target.device), self.proposer.model_seconds
 
     def forward(self) -> list[Row]:
         """Run the target once; return the rows that took part, none if nothing is left to do."""
@@ -309,7 +309,6 @@ class _Loop:
         started = time.perf_counter()
         session, stats, proposer = self.session, self.stats, self.proposer
         self._set_active(self.rows)
-        in_model = proposer.model_seconds
         tree = trim(propose(session), self.rows)
         drafted, modules_before = time.perf_counter(), self.clock.seconds
         verified = verify(session, tree, self.accept)
@@ -320,7 +319,8 @@ class _Loop:
         updated = time.perf_counter()
         proposer.note_step(len(self.rows), sum(len(row.tokens) for row in self.rows), updated - started)
         stats.draft_seconds += drafted - started + updated - verified_at
-        stats.draft_model_seconds += proposer.model_seconds - in_model
+        in_model, self.in_model = self.in_model, proposer.model_seconds
+        stats.draft_model_seconds += self.in_model - in_model
         stats.verify_seconds += self.clock.seconds - modules_before
         stats.seconds += updated - started
         return self.rows
@@ -355,9 +355,10 @@ def trim(tree: TokenTree, rows: Sequence[Row]) -> TokenTree:
     if tree.width == 1:
         return tree
     left = [row.left for row in rows]
-    if int(tree.depths.max()) < min(left):
+    if tree.width <= min(left) or int(tree.depths.max()) < min(left):
         return tree
-    return tree.select(tree.depths < torch.tensor(left, device=tree.depths.device)[:, None])
+    most = torch.tensor(left).to(tree.depths.device, non_blocking=True)  # [B]
+    return tree.select(tree.depths < most[:, None])
 
 
 def emit(

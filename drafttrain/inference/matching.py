@@ -9,6 +9,8 @@ from drafttrain.inference.drawing import SamplingRule, require_different
 from drafttrain.inference.sampling import Sampler
 from drafttrain.trees.tree import TokenTree
 
+AT_ONCE = 1 << 27  # logits that are drawn from together: 512 MB in fp32
+
 
 class AcceptMatching(SamplingRule):
     """Sampling with deterministic candidates (trees of most probable tokens): the target's token after each
@@ -27,12 +29,16 @@ class AcceptMatching(SamplingRule):
 
     def __call__(self, tree: TokenTree, logits: torch.Tensor) -> Accepted:
         device = logits.device
-        emitted = torch.tensor([self.emitted[number] for number in self.numbers], device=device)  # [B]
+        emitted = torch.tensor([self.emitted[number] for number in self.numbers])  # [B]
+        emitted = emitted.to(device, non_blocking=True)
         if tree.width == 1:  # plain decoding
             token = self.sampler.pick(logits, emitted[:, None])[:, 0]  # [B]
             for number in self.numbers:
                 self.emitted[number] += 1
             return Accepted(torch.zeros_like(token)[:, None], torch.ones_like(token), token)
+        if device.type == "cuda" and logits.numel() <= AT_ONCE:  # waits once instead of for each token
+            found = Accepted(*tree.follow(self.sampler.pick(logits, emitted[:, None] + tree.depths)))
+            return self._counted(found)
         rows = torch.arange(len(emitted), device=device)  # [B]
         node = torch.zeros_like(tree.sizes)  # [B] the last accepted one
         path, counts = [node], torch.ones_like(tree.sizes)
@@ -46,6 +52,9 @@ class AcceptMatching(SamplingRule):
             counts = counts + child.any(1)
             node = torch.where(child.any(1), child.byte().argmax(1), node)
             path.append(node)
-        for number, count in zip(self.numbers, counts.tolist()):
+        return self._counted(Accepted(torch.stack(path, 1), counts, token))
+
+    def _counted(self, found: Accepted) -> Accepted:
+        for number, count in zip(self.numbers, found.counts.tolist()):
             self.emitted[number] += count
-        return Accepted(torch.stack(path, 1), counts, token)
+        return found

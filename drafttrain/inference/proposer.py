@@ -1,7 +1,6 @@
 """Proposers of trees for the decode loop: the interface, a model drafter with a growth policy, and none."""
 
 import copy
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch
 
+from drafttrain.inference.stats import Stopwatch, stopwatch
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
 from drafttrain.trees.tree import TokenTree
@@ -110,9 +110,9 @@ class TreeProposer(Proposer):
 
     drafter: Drafter
     policy: TreePolicy
-    model_seconds: float = 0.0
 
     def __post_init__(self):
+        self._watch: Stopwatch | None = None  # once the drafter's device is known
         reach = getattr(self.drafter, "max_depth", None)
         if reach is not None and self.policy.max_depth > reach:
             raise UserError(
@@ -124,6 +124,10 @@ class TreeProposer(Proposer):
 
     def new_state(self, batch: int, max_len: int) -> Any:
         return self.drafter.new_state(batch, max_len)
+
+    @property
+    def model_seconds(self) -> float:
+        return self._watch.seconds if self._watch else 0.0
 
     @property
     def draws(self) -> bool:
@@ -181,13 +185,12 @@ class TreeProposer(Proposer):
         return self.drafter.to_target(ids)
 
     def _time(self, like: torch.Tensor, call: Callable, *given: Any) -> Any:
-        """Call the model and add its time to `model_seconds`; wait for the GPU if `like` is on one."""
-        wait = torch.cuda.synchronize if like.device.type == "cuda" else lambda device: None
-        wait(like.device)
-        started = time.perf_counter()
+        """Call the model, on the device of `like`, and add its time to `model_seconds`."""
+        if self._watch is None:
+            self._watch = stopwatch(like.device)
+        begun = self._watch.begin()
         found = call(*given)
-        wait(like.device)
-        self.model_seconds += time.perf_counter() - started
+        self._watch.end(begun)
         return found
 
 

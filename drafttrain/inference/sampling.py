@@ -43,8 +43,9 @@ def pick_tokens(
 
     Args:
         logits: [B, V].
-        temperature, top_p, uniform: [B] (uniform in [0, 1), ignored where the temperature is 0).
-        top_k: int64 [B]; None: no limit.
+        temperature, top_p: [B], on the CPU, so that a GPU is not waited for.
+        uniform: in [0, 1), ignored where the temperature is 0, [B].
+        top_k: int64 [B], on the CPU; None: no limit.
 
     Returns:
         token ids [B]
@@ -54,12 +55,22 @@ def pick_tokens(
     limit = torch.full_like(temperature, logits.shape[-1]) if top_k is None else top_k  # [B]
     sampled, cut = temperature > 0, (limit < logits.shape[-1]) | (top_p < 1)  # [B]
     if bool((sampled & ~cut).all()):  # no need to sort
-        return draw_logits(logits, temperature, uniform)[0]
+        return draw_logits(logits, temperature.to(logits.device, non_blocking=True), uniform)[0]
     best, tokens = logits.max(-1)  # [B]; max, because argmax of bf16 takes 4 times as long on a CPU
-    if (rows := sampled & ~cut).any():
-        tokens[rows] = draw_logits(logits[rows], temperature[rows], uniform[rows])[0]
-    if (rows := sampled & cut & best.isfinite()).any():
-        tokens[rows] = _draw_cut(*(each[rows] for each in (logits, temperature, top_p, uniform, limit)))
+
+    def of(chosen: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
+        """Return the places of the rows that are marked in `chosen`, int64 [S], and their values."""
+        rows = chosen.nonzero()[:, 0]  # [S]
+        there = rows.to(logits.device, non_blocking=True)  # [S]
+        own = (value[there if value.device == there.device else rows] for value in values)
+        return [there, *(value.to(logits.device, non_blocking=True) for value in own)]
+
+    rows, *values = of(sampled & ~cut, logits, temperature, uniform)
+    if len(rows):
+        tokens[rows] = draw_logits(*values)[0]
+    rows, *values = of(sampled & cut, logits, temperature, top_p, uniform, limit)
+    if len(rows):
+        tokens[rows] = torch.where(best[rows].isfinite(), _draw_cut(*values), tokens[rows])
     return tokens
 
 
@@ -102,7 +113,8 @@ def _invert(
     cumulative = kept.cumsum(-1)
     goal = uniform[:, None] * cumulative[:, -1:]  # [S, 1]
     index = (cumulative <= goal).sum(-1, keepdim=True)  # [S, 1]
-    last = kept.count_nonzero(-1)[:, None] - 1  # [S, 1]; in fp32 a number just below 1 may reach the end
+    # in fp32 a number just below 1 may reach the end; NaN keeps nothing
+    last = (kept.count_nonzero(-1)[:, None] - 1).clamp(min=0)  # [S, 1]
     index = torch.minimum(index, last)
     return ids.gather(-1, index).squeeze(-1)
 
@@ -158,14 +170,14 @@ class Sampler:
             for params, row in zip(self.params, positions.tolist(), strict=True)
             for position in row
         ]
-        shares = torch.tensor(numbers, dtype=torch.float64, device=logits.device)  # [B * n]
+        shares = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)  # [B * n]
 
         def each(values: torch.Tensor) -> torch.Tensor:
-            return values.to(logits.device).repeat_interleave(n)  # [B * n]
+            return values.repeat_interleave(n)  # [B * n]
 
         flat, temperature = logits.flatten(0, 1), each(self.temperature)
         if self.whole:  # a few operators less than below, for each token of plain sampling
-            tokens = draw_logits(flat, temperature, shares)[0]
+            tokens = draw_logits(flat, temperature.to(flat.device, non_blocking=True), shares)[0]
         else:
             top_k = each(self.top_k.clamp(max=vocabulary))
             tokens = pick_tokens(flat, temperature, each(self.top_p), shares, top_k)

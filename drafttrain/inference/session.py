@@ -97,7 +97,7 @@ def prefill(
     else:
         order = torch.arange(n, device=device)  # [n]
         states = target.forward(cache, tokens, order, causal(n, device))
-        cache.commit(order.expand(batch, n), lengths)
+        cache.add(lengths, n)
     rows = torch.arange(batch, device=device)  # [B]
     logits = target.head(states.final[rows, lengths - 1])[:, None]  # [B, 1, V]
     # the last prompt token is the root of a tree without drafts

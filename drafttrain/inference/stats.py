@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from threading import get_ident
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +35,8 @@ class DecodeStats:
         fresh_steps: the forwards they took; a step that emits k tokens charges each of them 1/k of a forward.
         prefill_seconds: from the start until target and drafter have read the prompt and the first token is
             known.
-        draft_seconds: in the proposer, all of it (drafter, tree policy, updates).
+        draft_seconds: in the proposer, all of it (drafter, tree policy, updates). With a GPU, the time in
+            which the host gives it that work; the two below are the GPU's own, counted once that has ended.
         draft_model_seconds: in the drafter's forwards, native growth included; part of draft_seconds.
         verify_seconds: in the target's modules alone; masks, gathers and hooks are left out.
         seconds: everything in the decode loop, without the time that the caller takes between two steps.
@@ -179,33 +181,56 @@ def in_repeated_grams(token_ids: Sequence[int]) -> list[bool]:
     return repeated
 
 
+class Stopwatch:
+    """Seconds spent in some calls on a CPU so far; `gpu_stopwatch.py` is for GPUs."""
+
+    seconds = 0.0
+
+    def begin(self) -> float:
+        """Return when a call begins, for `end`."""
+        return time.perf_counter()
+
+    def end(self, begun: float) -> None:
+        """Add the call that began then, and ends now."""
+        self.seconds += time.perf_counter() - begun
+
+
+def stopwatch(device: torch.device) -> Stopwatch:
+    """Return a stopwatch for calls on a device."""
+    if device.type != "cuda":
+        return Stopwatch()
+    from drafttrain.inference.gpu_stopwatch import GpuStopwatch
+
+    return GpuStopwatch(device)
+
+
 class ModuleClock:
-    """Stopwatch for calls of some modules: `seconds` is the wall time spent in them so far.
+    """Stopwatch for the calls of some modules.
 
     Args:
-        device: device of the modules; a GPU is synchronized before and after each call.
+        device: device of the modules.
     """
 
     def __init__(self, device: torch.device):
-        self.device, self.seconds = device, 0.0
+        self.watch = stopwatch(device)
         self.thread = get_ident()  # whose calls count; others may decode with the same modules
-        self._started = 0.0
+        self._started: Any = None
+
+    @property
+    def seconds(self) -> float:
+        return self.watch.seconds
 
     @contextmanager
     def on(self, *modules: nn.Module) -> Iterator["ModuleClock"]:
         """Time the calls of these modules within a `with` block; none of them may contain another."""
 
         def before(module: nn.Module, args) -> None:
-            if get_ident() != self.thread:
-                return
-            self._wait()
-            self._started = time.perf_counter()
+            if get_ident() == self.thread:
+                self._started = self.watch.begin()
 
         def after(module: nn.Module, args, output) -> None:
-            if get_ident() != self.thread:
-                return
-            self._wait()
-            self.seconds += time.perf_counter() - self._started
+            if get_ident() == self.thread:
+                self.watch.end(self._started)
 
         hooks = [module.register_forward_pre_hook(before) for module in modules]
         hooks += [module.register_forward_hook(after) for module in modules]
@@ -214,7 +239,3 @@ class ModuleClock:
         finally:
             for hook in hooks:
                 hook.remove()
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)

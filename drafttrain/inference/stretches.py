@@ -24,7 +24,7 @@ def encode_in_stretches(
         part = tokens[:, begin : begin + stretch]  # [B, m]
         order = torch.arange(part.shape[1], device=tokens.device)  # [m]
         parts.append(target.forward(cache, part, order, causal(len(order), tokens.device)))
-        cache.commit(order.expand_as(part), (lengths - begin).clamp(0, len(order)))
+        cache.add((lengths - begin).clamp(0, len(order)), len(order))
     return _joined(parts)
 
 
@@ -45,7 +45,7 @@ def encode_many_in_stretches(
         seen = [causal(len(order), target.device) for order in orders]
         states = target.forward_many([caches[i] for i in rows], new, orders, seen)
         for i, order, found in zip(rows, orders, states):
-            caches[i].commit(order[None], torch.full_like(order[:1], len(order)))
+            caches[i].add(torch.full_like(order[:1], len(order)), len(order))
             parts[i].append(found)
     return [_joined(found) for found in parts]
 

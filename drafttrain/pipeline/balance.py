@@ -55,7 +55,8 @@ def _head_work(me: Member, hidden: int) -> Work | None:
     """Return the work of the last stage's head, picking the token after a state; None at other ranks."""
     if not me.is_last:
         return None
-    state, request = torch.randn(hidden, generator=torch.Generator().manual_seed(0)), Request([], 0)
+    state = torch.randn(hidden, generator=torch.Generator().manual_seed(0)).to(me.device)  # [H]
+    request = Request([], 0)
     if me.stage.part.native is None:
         state = state.to(me.stage.part.dtype)
     return (lambda size: None), lambda size: me.pick(state, request, 0)

@@ -16,7 +16,6 @@ from drafttrain.pipeline.member import Member, Output, Request
 from drafttrain.pipeline.prediction import Counting
 from drafttrain.pipeline.stage import Flow, Stage
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
-from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.tree import TokenTree
 
 
@@ -31,12 +30,14 @@ def pp(me: Member, request: Request) -> Program:
             flow = Flow(torch.tensor([token]), torch.tensor([-1]))
             if (before := me.layout.before(me.rank)) is not None:
                 flow = yield Receive(before)
-            with me.device:
-                started = time.perf_counter()
+            with me.computing:
+                clock, started = me.clock(), time.perf_counter()
                 out = me.stage.compute(flow)
+                me.wait()
                 me.stage_pace.wait(started)
                 if me.is_last:
                     found = me.pick(out.x[0], request, len(output.tokens))
+                me.done("C", "dec", me.node, output.timesteps, clock)
             if not me.is_last:
                 yield Send(me.layout.after(me.rank), out)
         [token] = yield Broadcast(me.layout.stages[-1], [found])
@@ -58,16 +59,17 @@ def stpp(me: Member, request: Request) -> Program:
         output.timesteps += len(layout.groups)
         flow = None
         if me.drafter is not None:
-            with me.device:
+            with me.computing:
                 clock, started = me.clock(), time.perf_counter()
                 # steps are counted where they are paced: native growth is one call
                 drafter = me.drafter if me.draft_pace.seconds is None else Counting(me.drafter)
-                drafts = me.policy.grow(drafter, state, torch.tensor([token]))
+                drafts = me.policy.grow(drafter, state, torch.tensor([token], device=me.device))
+                me.wait()
                 for _ in getattr(drafter, "sizes", ()):
                     me.draft_pace.wait(started)
                     started = time.perf_counter()
                 me.done("C", "dec", 0, output.timesteps, clock)
-            flow = Flow(drafts.tokens[0], drafts.parents[0])
+            flow = Flow(drafts.tokens[0].cpu(), drafts.parents[0].cpu())
             if me.rank != layout.stages[0]:
                 yield Send(layout.stages[0], flow)
         found = []
@@ -76,17 +78,19 @@ def stpp(me: Member, request: Request) -> Program:
                 flow = yield Receive(layout.drafter)
             elif me.rank != layout.stages[0]:
                 flow = yield Receive(layout.before(me.rank))
-            with me.device:
+            with me.computing:
                 clock, started = me.clock(), time.perf_counter()
                 out = me.stage.compute_tree(flow)
+                me.wait()
                 me.stage_pace.wait(started, len(flow.tokens))
                 logits = me.stage.part.logits(out.x)[None] if me.is_last else None  # [1, n, V]
+                me.wait()
                 me.done("C", "dec", me.node, output.timesteps, clock)
                 if me.is_last:
                     found = _judge(me.stage, logits, accept, request.depth)
             if not me.is_last:
                 yield Send(layout.after(me.rank), out)
-        token, count, *rest = yield Broadcast(layout.stages[-1], found, 2 + 2 * (request.depth + 1))
+        token, count, *rest = yield Broadcast(layout.stages[-1], found)
         path, drafted = rest[:count], rest[request.depth + 1 :][: count - 1]
         for place, emitted in enumerate([*drafted, token]):
             if not is_done(output.tokens, request):
@@ -100,8 +104,9 @@ def stpp(me: Member, request: Request) -> Program:
             me.stage.commit(path)
         if me.drafter is not None:
             verified = drafts.tokens[:, path]  # [1, m]
-            with me.device:
-                me.drafter.update(state, verified, tapped[None], torch.tensor([len(path)]))
+            with me.computing:
+                counts = torch.tensor([len(path)], device=me.device)
+                me.drafter.update(state, verified, tapped[None], counts)
         me.done("V", "finish", me.node, output.timesteps, me.clock())
     output.seconds = me.clock() - began
     return output
@@ -115,22 +120,22 @@ def slm(me: Member, request: Request) -> Program:
     if me.drafter is not None:
         state = me.drafter.new_state(1, me.room)
         if prompt:
-            with me.device:
-                _read(me.drafter, state, prompt)
+            with me.computing:
+                _read(me, state, prompt)
     while not is_done(output.tokens, request):
         output.timesteps += 1
         found = NOTHING
         if me.drafter is not None:
-            with me.device:
+            with me.computing:
                 started = time.perf_counter()
-                root = TokenTree.root_only(torch.tensor([last]))
-                logits = me.drafter.expand(state, root, torch.zeros(1, 1, dtype=torch.long))  # [1, 1, V]
+                root = TokenTree.root_only(torch.tensor([last], device=me.device))
+                logits = me.drafter.expand(state, root, torch.zeros_like(root.tokens))  # [1, 1, V]
                 place = torch.tensor([[len(output.tokens)]])
                 picked = Sampler([request.sampling]).pick(logits.float(), place)[0]  # [1]
                 found = int(me.drafter.to_target(picked))
                 if not bool(logits[0, 0, picked].isfinite()):
                     found = NOT_FINITE
-                _read(me.drafter, state, [last])
+                _read(me, state, [last])
                 me.draft_pace.wait(started)
         [last] = yield Broadcast(me.layout.drafter, [found])
         if not output.tokens:
@@ -141,10 +146,10 @@ def slm(me: Member, request: Request) -> Program:
     return output
 
 
-def _read(drafter: Drafter, state: object, tokens: list[int]) -> None:
+def _read(me: Member, state: object, tokens: list[int]) -> None:
     """Append tokens to the state of a drafter that reads tokens alone."""
-    nothing = torch.zeros(1, len(tokens), 0)  # [1, m, 0] states
-    drafter.update(state, torch.tensor([tokens]), nothing, torch.tensor([len(tokens)]))
+    read = torch.tensor([tokens]), torch.zeros(1, len(tokens), 0), torch.tensor([len(tokens)])
+    me.drafter.update(state, *(one.to(me.device) for one in read))  # [1, m], [1, m, 0], [1]
 
 
 def _judge(stage: Stage, logits: torch.Tensor, accept: AcceptanceRule, depth: int) -> list[int]:
@@ -154,7 +159,9 @@ def _judge(stage: Stage, logits: torch.Tensor, accept: AcceptanceRule, depth: in
     Args:
         logits: of all nodes, [1, n, V].
     """
-    found = accept(stage.tree, logits.float())
+    tree = stage.tree
+    fields, sizes = [one.to(logits.device) for one in tree.fields()], tree.sizes.to(logits.device)
+    found = accept(TokenTree.of_fields(fields, sizes), logits.float())
     count, token = int(found.counts), int(found.next_token)
     path = found.path[0, :count].tolist()
     if not bool(logits[0, path[-1], token].isfinite()):

@@ -122,6 +122,7 @@ class PipelineConfig:
         target: a name `drafttrain fetch-target` knows, a folder, a .gguf file or a Hub id.
         drafter: folder or Hub id of a bundle, or folder of a small LM that drafts untrained. null: none (pp).
         dtype: data type in which target and drafter compute.
+        device: auto (the GPU of each rank if there is one, else the CPU), cpu or cuda.
         mode: pipedec (a tree in flight, every stage on another layer of it), stpp (a static tree passes all
             stages, then the next one), pp (a token at a time) or, to compare with, slm (the small LM that
             otherwise drafts decodes alone while all stages idle).
@@ -148,6 +149,7 @@ class PipelineConfig:
     target: str
     drafter: str | None = None
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     mode: Literal["pipedec", "stpp", "pp", "slm"] = "pipedec"
     width: int = setting(4, ge=1)
     children: int = setting(4, ge=1)

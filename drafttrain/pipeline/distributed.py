@@ -120,7 +120,7 @@ class Channel:
     ) -> None:
         """Send numbers int64 [n] and states [rows, width] to ranks; bf16 states are sent in bf16, others in
         fp32."""
-        x = torch.zeros(0, 0) if x is None else x
+        x = torch.zeros(0, 0) if x is None else x.cpu()
         x = x if x.dtype in DTYPES.values() else x.float()
         header = torch.tensor([is_there, len(numbers), *x.shape, x.itemsize, time.monotonic_ns()])  # [HEADER]
         message = torch.cat([part.reshape(-1).view(torch.uint8) for part in (header, numbers, x)])

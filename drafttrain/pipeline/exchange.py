@@ -27,7 +27,7 @@ def prefill(me: Member, request: Request, drafts: bool = True) -> Program:
     found, prompt = NOTHING, torch.tensor(request.tokens)
     out, tapped = yield from _encode(me, prompt)
     if me.is_last:
-        with me.device:
+        with me.computing:
             found = me.pick(out[-1], request, 0)
     [token] = yield Broadcast(me.layout.stages[-1], [found])
     if not drafts:
@@ -55,7 +55,7 @@ def _encode(me: Member, prompt: torch.Tensor) -> Program:
     x, before = prompt, me.layout.before(me.rank)
     if before is not None:
         x = (yield from take(me, before, me.node - 1, 0)).x
-    with me.device:
+    with me.computing:
         started = me.clock()
         out, tapped = me.stage.prefill(x)
         me.done("C", "pre", me.node, 0, started)
@@ -75,11 +75,12 @@ def _tree(
     if me.drafter is None:
         return None
     state = me.drafter.new_state(1, me.room)
-    with me.device:
+    with me.computing:
         started = me.clock()
-        me.drafter.update(state, prompt[None], tapped[None], torch.tensor([len(prompt)]))
+        read = prompt[None], tapped[None], torch.tensor([len(prompt)])
+        me.drafter.update(state, *(one.to(me.device) for one in read))
         me.done("C", "pre", 0, 0, started)
-    own = me.drafter, state, root, request.width, request.children
+    own = me.drafter, state, root, request.width, request.children, me.device
     if request.best_first:
         from drafttrain.pipeline.best_first import BestFirstTree  # which the paper does not have
 
@@ -115,6 +116,8 @@ def collect(me: Member, tapped: torch.Tensor | None) -> Program:
     parts: dict[int, Any] = {}
     for rank in ranks:
         whole = tapped if rank == me.rank else (yield Receive(rank)).x
-        parts[rank] = iter(whole.chunk(sum(owner == rank for _, owner in me.taps), -1))
+        parts[rank] = iter(whole.to(me.device).chunk(sum(owner == rank for _, owner in me.taps), -1))
     # in the order in which the drafter reads them, which need not be that of the stages
-    return torch.cat([next(parts[rank]) for _, rank in me.taps], -1) if parts else torch.zeros(1, 0)
+    if not parts:
+        return torch.zeros(1, 0, device=me.device)
+    return torch.cat([next(parts[rank]) for _, rank in me.taps], -1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from drafttrain.pipeline.baselines import stpp
+from drafttrain.pipeline.baselines import pp, stpp
 from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Member, Request
 from drafttrain.pipeline.prediction import PredictionTree, follows_prompt
@@ -49,6 +49,7 @@ class PipelineCosts:
             drafter: the broadcast, the update of trees and caches, and sending.
         round: a round with a static tree without the computing of drafter and stages: messages, acceptance,
             and the drafter's update with the path.
+        token: a token of plain pipelining without the computing of stages: messages, and what ranks wait for.
         decoding: computing of timesteps while decoding / the same simulated with `groups`, `alone`, `draft`
             and `draft_alone`.
     """
@@ -65,6 +66,7 @@ class PipelineCosts:
     beside: bool
     waiting: float = 0.0
     round: float = 0.0
+    token: float = 0.0
     decoding: float = 1.0
 
     def machines(self, mode: str) -> Machines:
@@ -80,8 +82,8 @@ class PipelineCosts:
         last = self.judging if mode == "stpp" else self.alone[-1]
         groups = [self._curve(one) for one in (*self.alone[:-1], last)]
         links, broadcast = [self._curve(self.hop)] * (len(groups) - 1), self.broadcast
-        if mode == "stpp" and self.round:  # earlier versions did not measure it
-            links, broadcast = [lambda tokens: 0.0] * len(links), self.round
+        if measured := self.round if mode == "stpp" else self.token:  # earlier versions did not measure it
+            links, broadcast = [lambda tokens: 0.0] * len(links), measured
         return Machines(groups, links, self._curve(self.draft_alone), broadcast=broadcast)
 
     @property
@@ -107,7 +109,7 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     """Measure the parts of a pipeline; all ranks must call it.
 
     Args:
-        requests: prompts to decode for `sync`, `waiting` and `round`.
+        requests: prompts to decode for `sync`, `waiting`, `round`, `token` and `decoding`.
         hidden: size of the target's states.
     """
     stage, judge, draft = (
@@ -132,17 +134,19 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     sync = statistics.fmean(step.seconds - step.slowest for step in decoded)
     waiting = statistics.fmean(step.seconds - step.busiest for step in decoded)
     rounds = [seconds for one in requests for seconds in _rounds(me, ranks, one)]
+    tokens = [seconds for one in requests for seconds in _tokens(me, ranks, one)]
     own = [*together, *alone, *judging, *drafting, *draft_alone, *hop]
-    rows = ranks.gather([*own, broadcast, sync, waiting, statistics.fmean(rounds) if rounds else 0.0])
+    means = [statistics.fmean(one) if one else 0.0 for one in (rounds, tokens)]
+    rows = ranks.gather([*own, broadcast, sync, waiting, *means])
 
     def of(rank: int, part: int) -> list[float]:
         return rows[rank][part * n : (part + 1) * n]
 
-    hop, (broadcast, sync, waiting, round_) = of(layout.stages[0], 5), rows[layout.drafter][-4:]
+    hop, (broadcast, sync, waiting, round_, token) = of(layout.stages[0], 5), rows[layout.drafter][-5:]
     within = max(len(members) - 1 for members in layout.groups)  # messages, which a group's curve has
     waiting = max(waiting - within * hop[0], 1e-9)  # 0 is for what was not measured
     all_within = len(layout.stages) - len(layout.groups)  # of all groups, which work one after the other
-    round_ = max(round_ - all_within * hop[0], 1e-9) if rounds else 0.0
+    round_, token = (max(one - all_within * hop[0], 1e-9) if one else 0.0 for one in (round_, token))
 
     def group(members: Sequence[int], part: int, last: int | None = None) -> list[float]:
         parts = [of(rank, part) for rank in members]
@@ -163,6 +167,7 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
         layout.drafter in layout.stages,
         waiting,
         round_,
+        token,
     )
     described = replace(costs.machines("pipedec"), sync=0.0)
     simulated = sum(timestep_seconds(described, step.drafted, step.nodes) for step in decoded)
@@ -204,9 +209,11 @@ def stage_work(me: Member, hidden: int, judges: bool = False, sizes: Sequence[in
     def run(size: int) -> None:
         started = time.perf_counter()
         out = stage.compute_tree(_star(size, None if stage.part.is_first else inputs[:size]))
+        me.wait()
         me.stage_pace.wait(started, size)  # of the blocks alone, in all modes
         if me.is_last and judges:
             stage.part.logits(out.x)
+            me.wait()
         elif me.is_last:
             me.pick(out.x[0], request, 0)
 
@@ -217,16 +224,16 @@ def draft_work(me: Member, hidden: int, sizes: Sequence[int] = SIZES) -> Work | 
     """Return the work of a draft step over a layer of `size` nodes; None without a drafter."""
     if me.drafter is None:
         return None
-    tapped = torch.zeros(CONTEXT, len(me.taps) * hidden, dtype=me.drafter.dtype)
-    tokens = torch.arange(CONTEXT)[None]  # [1, n]
+    tapped = torch.zeros(CONTEXT, len(me.taps) * hidden, dtype=me.drafter.dtype, device=me.device)
+    tokens = torch.arange(CONTEXT, device=me.device)[None]  # [1, n]
     state = me.drafter.new_state(1, CONTEXT + 8 * len(sizes) * (WARM_UP + ROUNDS))
-    me.drafter.update(state, tokens, tapped[None], torch.tensor([CONTEXT]))
+    me.drafter.update(state, tokens, tapped[None], tokens.new_tensor([CONTEXT]))
     trees: list[PredictionTree] = []
 
     def prepare(size: int) -> None:
         if trees:
             trees.pop().advance(NO_TOKEN, tapped[:1])
-        trees.append(PredictionTree(me.drafter, state, 0, size, size))
+        trees.append(PredictionTree(me.drafter, state, 0, size, size, me.device))
         trees[0].expand()
         trees[0].grow(1)
 
@@ -234,6 +241,7 @@ def draft_work(me: Member, hidden: int, sizes: Sequence[int] = SIZES) -> Work | 
         started = time.perf_counter()
         trees[0].expand()
         trees[0].grow(2)
+        me.wait()
         me.draft_pace.wait(started)
 
     return prepare, run
@@ -338,6 +346,16 @@ def _rounds(me: Member, ranks: Ranks, request: Request) -> list[float]:
             computed[task.seq // each] += task.end - task.start
     worked = [sum(one) for one in zip(*ranks.gather(computed))]
     return [ended[i] - ended[i - 1] - worked[i] for i in range(2, len(ended) - 1)]
+
+
+def _tokens(me: Member, ranks: Ranks, request: Request) -> list[float]:
+    """Decode a prompt by plain pipelining; return the seconds of each of its tokens but the first without the
+    computing of stages, one after the other: the mean of all, in a list as long as they are many."""
+    output = ranks.channel().run(pp(me, request))
+    after = len(output.tokens) - 1
+    computed = sum(task.end - task.start for task in me.log if (task.kind, task.what) == ("C", "dec"))
+    worked = sum(one for [one] in ranks.gather([computed]))
+    return [(output.seconds - worked) / after] * after if after else []
 
 
 def _states(tokens: bool, n: int, hidden: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """A rank of a pipeline, its place in the layout, and the requests, outputs and tasks of a run."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,6 +17,16 @@ from drafttrain.pipeline.stage import Stage
 from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.drafter import Drafter
 from drafttrain.trees.interface import TreePolicy
+
+CPU = torch.device("cpu")
+
+
+def own_device(name: str) -> torch.device:
+    """Return the device of this process: of a machine's GPUs, one by one, that of its local rank; ranks share
+    them if there are more ranks than GPUs."""
+    if name == "cpu" or not torch.cuda.is_available():
+        return CPU
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
 @dataclass(frozen=True)
@@ -171,9 +182,9 @@ class Member:
     Attributes:
         stage_pace, draft_pace: declared times of its stage and of a draft step.
         log: tasks of the last request: all in mode pipedec, those of the prompt, computing and the ends of
-            rounds in stpp, those of the prompt in pp.
+            rounds in stpp, those of the prompt and computing in pp.
         clock: seconds, the same for all ranks of a machine.
-        device: lock held during computing, which members of several requests share.
+        computing: lock held during computing, which members of several requests share.
         policy: how static trees grow, for `stpp`.
         taps: blocks whose states the drafter reads, each with the rank that holds it.
         room: tokens of the longest sequence, drafts included.
@@ -190,10 +201,10 @@ class Member:
     draft_pace: Pace = field(default_factory=Pace)
     log: list[Task] = field(default_factory=list)
     clock: Callable[[], float] = time.monotonic
-    device: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    computing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def twin(self) -> "Member":
-        """Return a member for another request at the same time, with the same weights, paces and device."""
+        """Return a member for another request at the same time, with the same weights, paces and lock."""
         stage = None if self.stage is None else Stage(self.stage.part, self.stage.room)
         return replace(self, stage=stage, log=[])
 
@@ -201,6 +212,18 @@ class Member:
     def node(self) -> int:
         """Return the number of its stage, from 1 on; 0 without a stage."""
         return 0 if self.stage is None else self.layout.stages.index(self.rank) + 1
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of its stage, or without one of its drafter. What ranks send each other, and the
+        tree of a stage, are on the CPU."""
+        own = self.drafter if self.stage is None else self.stage.part
+        return getattr(own, "device", CPU)
+
+    def wait(self) -> None:
+        """Wait until the device has computed what it was given, so that times are those of the work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def done(
         self, kind: str, what: str | int, node: int, seq: int, start: float, nodes: Sequence[int] = ()

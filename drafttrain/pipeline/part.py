@@ -190,8 +190,9 @@ def load_part(
     dtype: torch.dtype,
     taps: Sequence[int] = (),
     rounded: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> TargetPart:
-    """Load some blocks of a target from its folder. Only their tensors are read.
+    """Load some blocks of a target from its folder to a device. Only their tensors are read.
 
     Args:
         rounded: dtype that weights are rounded to before they become `dtype`; None: they are not.
@@ -221,7 +222,7 @@ def load_part(
         )
     if len(blocks) < n_blocks:
         _require_unchanged_states(place, model)
-    return TargetPart(model, blocks, n_blocks, taps)
+    return TargetPart(model.to(device), blocks, n_blocks, taps)
 
 
 def unmap(module: nn.Module, shared: Sequence[torch.Tensor] = ()) -> None:
@@ -274,12 +275,17 @@ def require_frontier(drafter: DraftModel, name: str) -> None:
         )
 
 
-def load_shell(place: str, dtype: torch.dtype, embeddings: torch.Tensor | None = None) -> FrozenTarget:
+def load_shell(
+    place: str,
+    dtype: torch.dtype,
+    embeddings: torch.Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> FrozenTarget:
     """Load what a drafter reads of its target: config, tokenizer, embeddings, head, and the identity of the
     weights; the blocks stay on disk.
 
     Args:
-        embeddings: of the first stage [V, H], which are shared with it; None: they are loaded.
+        embeddings: of the first stage [V, H] on the device, which are shared with it; None: they are loaded.
 
     Raises:
         UserError: as `load_part`.
@@ -293,7 +299,7 @@ def load_shell(place: str, dtype: torch.dtype, embeddings: torch.Tensor | None =
     outer -= set() if embeddings is None else {id(inputs.weight)}
     names = [name for name, weight in model.named_parameters() if id(weight) in outer]
     tensors = _read(Path(place), {name: name for name in names}, tied=False)
-    _fill(place, model, {name: tensor.to(dtype) for name, tensor in tensors.items()})
+    _fill(place, model, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
     if embeddings is not None:
         inputs.weight = nn.Parameter(embeddings, requires_grad=False)
     model.tie_weights()

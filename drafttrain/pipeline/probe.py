@@ -107,7 +107,7 @@ def check_cut(
         for _ in range(_blocks(place)):
             after_block()
         return
-    expected = whole_logits(place, ids, after_block, me.stage.part.dtype)  # [n, V]
+    expected = whole_logits(place, ids, after_block, me.stage.part.dtype).to(found.device)  # [n, V]
     error = float((found - expected).square().mean(-1).sqrt().max() / expected.std())
     tolerance = ROUNDED_TOLERANCE if is_rounded else TOLERANCE
     if not error <= tolerance:  # NaN fails too

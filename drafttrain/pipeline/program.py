@@ -52,7 +52,7 @@ def pipedec(me: Member, request: Request) -> Program:
                 found = _leaving(me, out, request, len(output.tokens))
                 me.done("own", "pick", me.node, seq, started)
             message = [len(found), *found, *[NOTHING] * (request.layers - len(found))]
-            count, *left = yield Broadcast(me.layout.stages[-1], message, 1 + request.layers)
+            count, *left = yield Broadcast(me.layout.stages[-1], message)
         flow, left = out if me.stage is not None and me.layout.ends(me.rank) else None, left[:count]
         output.tokens += left
         if began is None and left:
@@ -121,12 +121,13 @@ def _grow(
     tree.grow(_max_depth(request, output))
     taken = tree.take()
     me.done("own", "grow", me.node, seq + 1, started)
-    return None if taken is None else Flow(taken.tokens, taken.parents)
+    return None if taken is None else Flow(taken.tokens.cpu(), taken.parents.cpu())
 
 
 def _draft(me: Member, tree: PredictionTree, request: Request, output: Output, seq: int) -> None:
     clock, started, expanded = me.clock(), time.perf_counter(), []
     for nodes in draft(tree, request.layers, _max_depth(request, output)):
+        me.wait()
         me.draft_pace.wait(started)
         started = time.perf_counter()
         expanded.append(nodes)
@@ -148,6 +149,7 @@ def _compute(me: Member, flow: Flow | None, seq: int) -> Program:
     out, started, clock = None, time.perf_counter(), me.clock()
     if flow is not None:
         out = me.stage.compute(flow)
+        me.wait()
         me.stage_pace.wait(started, len(flow.tokens))
         me.done("C", "dec", me.node, seq, clock, [len(flow.tokens)])
     if not me.layout.ends(me.rank):

@@ -25,7 +25,8 @@ class Flow:
     Attributes:
         tokens: int64 [m].
         parents: indices of the parents in the tree, int64 [m]; -1 for the root.
-        x: states after the last stage it has passed, [m, H]; None before the first.
+        x: states after the last stage it has passed, [m, H], on its device or as they were received; None
+            before the first.
     """
 
     tokens: torch.Tensor
@@ -34,7 +35,8 @@ class Flow:
 
 
 class Stage:
-    """The blocks of a stage, their KV cache and their part of the tree, for one sequence at a time.
+    """The blocks of a stage, their KV cache and their part of the tree, for one sequence at a time. The tree
+    is on the CPU, where it costs no waiting for a GPU.
 
     Args:
         room: tokens of the longest sequence, drafts included.
@@ -65,8 +67,8 @@ class Stage:
         """
         n = len(x)
         order = torch.arange(n, device=self.part.device)
-        out, tapped = self.part.run(self.cache, x[None], order, causal(n, order.device))
-        self.cache.commit(order[None], order.new_tensor([n]))
+        out, tapped = self.part.run(self.cache, x[None].to(order.device), order, causal(n, order.device))
+        self.cache.add(torch.full_like(self.cache.lengths, n), n)
         self.cache.carried.clear()
         return out[0], tapped[0]
 
@@ -74,15 +76,15 @@ class Stage:
         """Run new nodes through the blocks; their keys and values stay in the tree's part of the cache."""
         before = 0 if self.tree is None else self.tree.width
         self._append(flow)
-        out, tapped = self.part.run(
-            self.cache,
-            flow.tokens[None] if self.part.is_first else flow.x[None],
-            self.tree.depths[0, before:],
-            self.tree.ancestors()[0, before:],
-            before,
-        )
+        out, tapped = self._run(flow, before)
         self.tapped = tapped if before == 0 else torch.cat([self.tapped, tapped], 1)
         return Flow(flow.tokens, flow.parents, out[0])
+
+    def _run(self, flow: Flow, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the nodes of the tree from `first` on, those of the flow, as `TargetPart.run` does."""
+        x = flow.tokens if self.part.is_first else flow.x
+        nodes = x[None], self.tree.depths[0, first:], self.tree.ancestors()[0, first:]
+        return self.part.run(self.cache, *(one.to(self.part.device) for one in nodes), first)
 
     def _append(self, flow: Flow) -> None:
         """Append nodes to the tree, as many at a time as have their parents in it."""
@@ -106,8 +108,7 @@ class Stage:
         """Run a whole tree through the blocks, root first."""
         tokens, parents = flow.tokens.tolist(), flow.parents.tolist()
         self.tree = tree_of_lists([tokens], [parents], flow.tokens.device)
-        x = flow.tokens[None] if self.part.is_first else flow.x[None]
-        out, self.tapped = self.part.run(self.cache, x, self.tree.depths[0], self.tree.ancestors()[0])
+        out, self.tapped = self._run(flow, 0)
         return Flow(flow.tokens, flow.parents, out[0])
 
     def commit(self, path: Sequence[int]) -> None:
@@ -130,7 +131,7 @@ class Stage:
             child_of(self.tree, 0, token),
         )
         keep = below(self.tree, hit)  # [w]
-        self.cache.advance(keep)
+        self.cache.advance(keep.to(self.part.device))
         if "positions" in self.cache.carried:
             self.cache.carried["positions"] = self.cache.carried["positions"][:, keep]
         if hit is None:

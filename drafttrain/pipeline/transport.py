@@ -33,12 +33,10 @@ class Broadcast:
 
     Attributes:
         values: at the source, what is sent; ignored elsewhere.
-        size: number of values, the same at all ranks.
     """
 
     source: int
     values: Sequence[int]
-    size: int = 1
 
 
 Command = Send | Receive | Broadcast

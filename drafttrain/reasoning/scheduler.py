@@ -423,6 +423,8 @@ class _Run:
         judged = [branch for branch in branches if branch.verified is not None]
         if judged:
             update_many([branch.session for branch in judged], [branch.verified for branch in judged])
+            if branches[0].session.target.device.type == "cuda":
+                torch.cuda.current_stream().synchronize()  # before the verdicts' memory is given to others
             for branch in judged:  # a draft that is retried must not update with them again
                 branch.verified = None
         rows, sessions = [branch.row for branch in branches], [branch.session for branch in branches]

@@ -141,7 +141,7 @@ def show_plan(config: PipelineConfig) -> None:
 
     place = resolve_target(config.target)
     target = load_config(place).get_text_config()
-    dtype = choose_dtype(place, config.dtype, "cpu", "decoding")
+    dtype = choose_dtype(place, config.dtype, config.device, "decoding")
     blocks, layout = cut(config, target), layout_of(config)
     heads = getattr(target, "num_key_value_heads", None) or target.num_attention_heads
     dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
@@ -202,7 +202,11 @@ def start(world_size: int, command: Sequence[str]) -> int:
     address[PARENT] = str(os.getpid())
     ranks = [
         # a separate session: Ctrl-C reaches only this process, which then ends the ranks
-        subprocess.Popen(command, env={**os.environ, **address, "RANK": str(rank)}, start_new_session=True)
+        subprocess.Popen(
+            command,
+            env={**os.environ, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            start_new_session=True,
+        )
         for rank in range(world_size)
     ]
     try:

@@ -181,10 +181,10 @@ def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":
     if whole:
         sizes = costs.sizes
         times = [*costs.groups, *costs.alone, costs.judging, costs.draft, costs.draft_alone]
-        positive = all(len(row) == len(sizes) and min(row) > 0 for row in times) and costs.decoding > 0
-        messages = [*costs.hop, costs.broadcast, costs.sync, costs.waiting, costs.round]
+        messages = [*costs.hop, costs.broadcast, costs.sync, costs.waiting, costs.round, costs.token]
         whole = bool(sizes) and 0 < sizes[0] and sizes == sorted(set(sizes)) and len(costs.hop) == len(sizes)
-        whole = whole and positive and min(messages) >= 0
+        whole = whole and all(len(row) == len(sizes) and min(row) > 0 for row in times)
+        whole = whole and costs.decoding > 0 and min(messages) >= 0
     if not whole:
         raise UserError(
             f"costs: must have positive, finite seconds for ascending sizes, got others in {path}; "

@@ -58,9 +58,36 @@ class KvCache:
     def reserve(self, n: int) -> int:
         """Make room for n slots after each row's verified ones; return the slots that the longest row then
         has in view."""
-        view = max(self.lengths.tolist()) + n
+        view = self.longest() + n
         self._lengthen(view)
         return view
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        return self._lengths
+
+    @lengths.setter
+    def lengths(self, lengths: torch.Tensor) -> None:
+        self._lengths, self._most, self._counted = lengths, None, None
+        if lengths.device.type == "cuda" and len(lengths):
+            from drafttrain.target_lm.longest import Longest
+
+            self._counted = Longest(lengths)
+
+    def add(self, counts: torch.Tensor, most: int) -> None:
+        """Count the tokens of each row, int64 [B], that have been written after its verified ones, at most
+        `most` of them."""
+        before = self.longest() if self._counted else 0
+        self.lengths, self._most = self.lengths + counts, before + most
+
+    def longest(self) -> int:
+        """Return the number of verified tokens of the longest row; on a GPU that has not counted them yet, a
+        bound for which it is not waited for."""
+        if self._counted is None:
+            return max(self.lengths.tolist())
+        if self._most is None or self._counted.is_known():
+            return self._counted.value()
+        return min(self._most, self.max_len)
 
     def reserve_rows(self, n: int) -> None:
         """Make room for n rows in all."""
@@ -69,7 +96,7 @@ class KvCache:
         self.capacity = n
         if self.kv is not None:
             buffer = self.kv.new_zeros((*self.kv.shape[:2], n, *self.kv.shape[3:]))
-            used = int(self.lengths.max())
+            used = self.longest()
             buffer[:, :, : self.batch, :, :used] = self.kv[..., :used, :]
             self._set_buffer(buffer)
 
@@ -78,7 +105,7 @@ class KvCache:
         two rows. Rows that keep their place are not copied."""
         self.reserve_rows(len(rows))
         if self.kv is not None:
-            used = self._buffer[..., : int(self.lengths.max()), :]
+            used = self._buffer[..., : self.longest(), :]
             moved = {place: row for place, row in enumerate(rows.tolist()) if place != row}
             saved = {row: used[:, :, row].clone() for row in moved.values() if row in moved}
             for place, row in moved.items():  # row by row: indexing with a list of them is ten times slower
@@ -88,7 +115,7 @@ class KvCache:
 
     def append_rows(self, other: "KvCache") -> None:
         """Append the rows of another cache."""
-        total, used = self.batch + other.batch, int(other.lengths.max())
+        total, used = self.batch + other.batch, other.longest()
         self.reserve_rows(total)
         self._lengthen(used)
         self._buffer[:, :, self.batch : total, :, :used] = other.kv[..., :used, :]
@@ -143,19 +170,17 @@ class KvCache:
             path: node indices of each row's accepted path, int64 [B, m], rows padded with any valid index.
             counts: number of nodes committed in each row, int64 [B].
         """
-        m = path.shape[1]
         if self.kv is not None and is_native(self.kv):
             commit_slots(self.kv, self.lengths, path, counts)
-        elif m and not torch.equal(path, torch.arange(m, device=path.device).expand_as(path)):
-            source = self.lengths[:, None] + path  # [B, m]
-            goal = self.lengths[:, None] + torch.arange(m, device=path.device)  # [B, m]
+        elif _differ(order := torch.arange(path.shape[1], device=path.device).expand_as(path), path):
+            source, goal = self.lengths[:, None] + path, self.lengths[:, None] + order  # [B, m]
             # source and goal overlap: both forms copy what they read before they write
             if self.batch == 1:
                 self.kv.index_copy_(4, goal[0], self.kv.index_select(4, source[0]))
             else:
                 slots_first = self.kv.permute(2, 4, 0, 1, 3, 5)  # [B, max_len, L, 2, heads, dim]
                 slots_first.index_put_((self.rows, goal), slots_first[self.rows, source])
-        self.lengths = self.lengths + counts
+        self.add(counts, path.shape[1])
 
     def advance(self, keep: torch.Tensor) -> None:
         """Commit the root of the tree in flight, and keep some of its other nodes in flight: they move to the
@@ -165,12 +190,12 @@ class KvCache:
             keep: nodes of the tree that stay, ascending, without the root, int64 [w].
         """
         self.keep_open(keep, self.lengths)
-        self.lengths = self.lengths + 1
+        self.add(torch.ones_like(self.lengths), 1)
 
     def keep_open(self, keep: torch.Tensor, start: torch.Tensor) -> None:
         """Move nodes `keep` [w] of a tree that starts in slot `start` [1] to slots start + 1 … start + w."""
         goal = torch.arange(1, len(keep) + 1, device=keep.device)  # [w]
-        if len(keep) and not torch.equal(goal, keep):
+        if _differ(goal, keep):
             self.kv.index_copy_(4, start + goal, self.kv.index_select(4, start + keep))
 
     def _lengthen(self, slots: int) -> None:
@@ -221,7 +246,7 @@ class TreeLayer(CacheLayerMixin):
         return self.owner.view, 0
 
     def get_seq_length(self) -> int:
-        return int(self.owner.lengths.max())
+        return self.owner.longest()
 
     def get_max_length(self) -> int:
         return self.owner.max_len
@@ -249,7 +274,7 @@ class TreeCache(KvCache, Cache):
         Raises:
             UserError: a row would outgrow the cache.
         """
-        longest = max(self.lengths.tolist()) + n
+        longest = self.longest() + n
         if longest > self.max_len:
             raise UserError(f"max_len: must be at least {longest}, got {self.max_len}; shorten the prompt")
         slots = self.lengths[:, None] + torch.arange(n, device=self.device)  # [B, n]
@@ -259,6 +284,11 @@ class TreeCache(KvCache, Cache):
     def open_at(self, slots: torch.Tensor, view: int) -> None:
         """Let the next forward write to these slots [B, n] and see the first `view` slots."""
         self.slots, self.view = slots[0] if self.batch == 1 else slots, view
+
+
+def _differ(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether slots may differ. On a GPU copying them takes less time than to wait for the answer."""
+    return x.numel() > 0 and (x.device.type == "cuda" or not torch.equal(x, y))
 
 
 def _with_room(kept: torch.Tensor, slots: int) -> torch.Tensor:

@@ -43,6 +43,13 @@ class JoinedCache(TreeCache):
         for part, rows in self._by_part():
             part.lengths = lengths[rows]
 
+    def add(self, counts: torch.Tensor, most: int) -> None:
+        for part, rows in self._by_part():
+            part.add(counts[rows], most)
+
+    def longest(self) -> int:
+        return max(part.longest() for part in self.parts)
+
     @property
     def max_len(self) -> int:
         return max(part.max_len for part in self.parts)

@@ -14,14 +14,14 @@ def allowed_slots(lengths: torch.Tensor, ancestors: torch.Tensor, view: int) -> 
     Args:
         lengths: verified tokens of each row, int64 [B].
         ancestors: bool [B, n, w] or [n, w]: which of the slots lengths[b] + 0 … w - 1 node i attends to.
-        view: number of slots that the longest row needs: max(lengths) + w.
+        view: number of slots in view: what the longest row needs, max(lengths) + w, or more on a GPU.
 
     Returns:
         bool [B, n, view]
     """
     n, width = ancestors.shape[-2:]
     ancestors = ancestors.expand(len(lengths), n, width)  # [B, n, w]
-    if len(lengths) == 1:
+    if len(lengths) == 1 and lengths.device.type == "cpu":
         return F.pad(ancestors, (view - width, 0), value=True)
     slots = torch.arange(view, device=lengths.device)  # [view]
     verified = slots < lengths[:, None]  # [B, view]

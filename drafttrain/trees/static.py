@@ -31,6 +31,7 @@ class StaticPolicy(TreePolicy):
         self.paths = sorted({tuple(path) for path in self.paths}, key=lambda path: (len(path), path))
         if len(self.paths) > LARGEST:
             raise UserError(f"paths: must be at most {LARGEST} nodes, got {len(self.paths)}")
+        self._known: dict[torch.device, list[tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]]] = {}
         known = {(), *self.paths}
         for path in self.paths:
             if not path or min(path) < 0 or path[:-1] not in known:
@@ -84,25 +85,35 @@ class StaticPolicy(TreePolicy):
             UserError: the tree has more children per node than the drafter has tokens.
         """
         tree = TokenTree.root_only(root)
-        index = {(): 0}
-        for depth in range(1, self.max_depth + 1):
-            layer = [path for path in self.paths if len(path) == depth]
-            parents = sorted({index[path[:-1]] for path in layer})
-            frontier = torch.tensor(parents, device=root.device).expand(len(root), -1)  # [B, f]
-            ranks = max(path[-1] for path in layer) + 1
+        for parents, ranks, places, above in self._layers(root.device):
             if ranks > drafter.draft_vocab_size:
                 raise UserError(
                     f"tree: must have at most {drafter.draft_vocab_size} children per node, the drafter's "
                     f"tokens, got {ranks}"
                 )
-            log_probs, ids = drafter.top(state, tree, frontier, ranks)  # [B, f, ranks]
-            places = [parents.index(index[path[:-1]]) * ranks + path[-1] for path in layer]
-            places = torch.tensor(places, device=root.device)  # [nodes] in [f * ranks]
-            above = torch.tensor([index[path[:-1]] for path in layer], device=root.device)
-            index |= {path: tree.width + i for i, path in enumerate(layer)}
+            log_probs, ids = drafter.top(state, tree, parents.expand(len(root), -1), ranks)  # [B, f, ranks]
             tree = tree.append(
                 above.expand(len(root), -1),
                 drafter.to_target(ids.flatten(1)[:, places]),
                 log_probs.flatten(1)[:, places],
             )
         return tree
+
+    def _layers(self, device: torch.device) -> list[tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]]:
+        """Return of each layer, from the first on: the nodes that get children, int64 [f], the candidates of
+        each, the new nodes' places among them, int64 [w] in [f * ranks], and their parents, int64 [w]."""
+        if device not in self._known:
+            index, found = {(): 0}, []
+            for depth in range(1, self.max_depth + 1):
+                layer = [path for path in self.paths if len(path) == depth]
+                parents = sorted({index[path[:-1]] for path in layer})
+                ranks = max(path[-1] for path in layer) + 1
+                above = [index[path[:-1]] for path in layer]
+                places = [parents.index(node) * ranks + path[-1] for node, path in zip(above, layer)]
+                index |= {path: len(index) + i for i, path in enumerate(layer)}
+                parents, places, above = (
+                    torch.tensor(one, device=device) for one in (parents, places, above)
+                )
+                found.append((parents, ranks, places, above))
+            self._known[device] = found
+        return self._known[device]

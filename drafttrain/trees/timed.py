@@ -109,7 +109,8 @@ class TimedPolicy(TreePolicy):
             f = self._worth_expanding(confidence, depth, batch)
             if not f:
                 break
-            nodes = torch.tensor([sorted(row[:f]) for row in best], device=root.device)  # [B, f]
+            nodes = torch.tensor([sorted(row[:f]) for row in best])  # [B, f]
+            nodes = nodes.to(root.device, non_blocking=True)
             layer = tree.width
             tree = add_children(drafter, state, tree, nodes, None, self.width)
             for row, more in zip(joint, self._accepted(tree.joint_log_probs()[:, layer:])):
@@ -175,7 +176,8 @@ class TimedPolicy(TreePolicy):
                 best, size = gain, k + 1
         if size == n:
             return tree
-        return tree.take(torch.tensor([sorted(row[:size]) for row in ranked], device=tree.tokens.device))
+        taken = torch.tensor([sorted(row[:size]) for row in ranked])  # [B, size]
+        return tree.take(taken.to(tree.tokens.device, non_blocking=True))
 
 
 def _total(values: Iterable[float]) -> float:

@@ -58,6 +58,7 @@ class TokenTree:
     drawn_from: DrawnFrom | None = None
     _ancestors: torch.Tensor | None = field(default=None, repr=False)  # cached by ancestors()
     _joint: torch.Tensor | None = field(default=None, repr=False)  # cached by joint_log_probs()
+    _is_full: bool = field(default=False, repr=False)  # known to have no padding
 
     @classmethod
     def root_only(cls, tokens: torch.Tensor) -> "TokenTree":
@@ -67,7 +68,7 @@ class TokenTree:
         nothing = zeros.float()  # [B, 1]
         ones = torch.ones_like(tokens)  # [B, 1]
         itself = ones.bool()[:, :, None]  # [B, 1, 1]
-        return cls(tokens, zeros - 1, zeros, nothing, nothing, ones[:, 0], None, itself, nothing)
+        return cls(tokens, zeros - 1, zeros, nothing, nothing, ones[:, 0], None, itself, nothing, True)
 
     @property
     def width(self) -> int:
@@ -132,8 +133,9 @@ class TokenTree:
         else:
             from drafttrain.trees.operators import append_layer
         fields = append_layer(self.fields(), parents, tokens, log_probs, entropies)
-        grown = TokenTree.of_fields(fields, self.sizes + added)
-        if counts is None and (batch == 1 or bool((self.sizes == self.width).all())):
+        is_full = counts is None and (self._is_full or batch == 1 or bool((self.sizes == self.width).all()))
+        grown = TokenTree.of_fields(fields, self.sizes + added, is_full=is_full)
+        if grown._is_full:
             return grown
         new = torch.arange(added, device=tokens.device).expand(batch, -1)  # [B, f]
         new = new < (added if counts is None else counts[:, None])  # [B, f]
@@ -176,11 +178,15 @@ class TokenTree:
 
     @classmethod
     def of_fields(
-        cls, fields: Sequence[torch.Tensor], sizes: torch.Tensor, drawn_from: DrawnFrom | None = None
+        cls,
+        fields: Sequence[torch.Tensor],
+        sizes: torch.Tensor,
+        drawn_from: DrawnFrom | None = None,
+        is_full: bool = False,
     ) -> "TokenTree":
         """Return trees of these sizes [B] from the fields of a native call (`kernels/trees.py`)."""
         *own, joint, ancestors = fields
-        return cls(*own, sizes, drawn_from, ancestors, joint)
+        return cls(*own, sizes, drawn_from, ancestors, joint, is_full)
 
     def _moved_drawn_from(self, order: torch.Tensor, sizes: torch.Tensor) -> DrawnFrom:
         probs, ids = self.drawn_from.probs, self.drawn_from.ids  # [B, n, K]

@@ -96,10 +96,10 @@ def members(folders) -> Callable[..., list[Member]]:
     """
     known: dict[tuple, list[TargetPart]] = {}
 
-    def load(family, cuts, taps, native, dtype, spoil) -> list[TargetPart]:
+    def load(family, cuts, taps, native, dtype, spoil, device) -> list[TargetPart]:
         firsts = (sum(cuts[:i]) for i in range(len(cuts)))
         blocks = [range(first, first + n) for first, n in zip(firsts, cuts)]
-        parts = [load_part(str(folders[family]), some, dtype, taps=taps) for some in blocks]
+        parts = [load_part(str(folders[family]), some, dtype, taps=taps, device=device) for some in blocks]
         if spoil is not None:
             spoil(parts)
         if native:
@@ -118,11 +118,12 @@ def members(folders) -> Callable[..., list[Member]]:
         policy=None,
         dtype=torch.float,
         spoil=None,
+        device="cpu",
     ) -> list[Member]:
         ranks = list(range(alone, len(cuts) + alone))
         sizes = list(groups or [1] * len(cuts))
         grouped = tuple(tuple(ranks[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes)))
-        layout, key = Layout(grouped), (family, cuts, tuple(taps), native, dtype, spoil)
+        layout, key = Layout(grouped), (family, cuts, tuple(taps), native, dtype, spoil, device)
         if key not in known:
             known[key] = load(*key)
         parts = known[key]

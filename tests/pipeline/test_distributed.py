@@ -169,7 +169,7 @@ def test_messages_are_held_back_for_a_declared_link(monkeypatch):
     monkeypatch.setattr(Channel, "_take", lambda self, source: (messages.pop(0), numbers, x))
     channel = Channel(0, 2, 0, link)
     channel.execute(Receive(1))
-    channel.execute(Broadcast(1, [], 1))
+    channel.execute(Broadcast(1, []))
     assert slept == pytest.approx([3.0 + 2.0, 3.0], abs=1.0)
 
 

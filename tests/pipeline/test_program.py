@@ -57,7 +57,7 @@ def test_declared_times_hold_the_device(members, whole, folders, prompts, mode, 
     config = DrafterConfig(kind="causal_lm", model=str(folders["llama"]), draft_vocab_size=None)
     small = new_drafter(whole("llama"), config, torch.arange(512)).eval()
     [member], held = members("llama", (4,), small, policy=ChainPolicy(2)), []
-    monkeypatch.setattr(Pace, "wait", lambda *given: held.append(member.device.locked()))
+    monkeypatch.setattr(Pace, "wait", lambda *given: held.append(member.computing.locked()))
     decode(mode, [member], prompts[0], depth=2)
     assert len(held) > 1 and all(held)
 
