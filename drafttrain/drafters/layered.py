@@ -211,7 +211,7 @@ class LayeredDrafter(DraftModel):
                 with soft prompts over 2·T keys: soft prompts first, then tokens.
             wanted: bool [B, T]; only these go through the last layer's MLP.
         """
-        cos, sin = self.rope(positions)
+        cos, sin = self.rope(positions, input_ids.shape[1])
         x, soft = self.inputs(input_ids, tapped, positions)  # [B, T, H]
         for i, layer in enumerate(self.layers):
             normed = layer.input_layernorm(x)

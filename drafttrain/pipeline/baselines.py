@@ -85,7 +85,7 @@ def stpp(me: Member, request: Request) -> Program:
                 me.stage_pace.wait(started, len(flow.tokens))
                 logits = me.stage.part.logits(out.x)[None] if me.is_last else None  # [1, n, V]
                 me.wait()
-                me.done("C", "dec", me.node, output.timesteps, clock)
+                me.done("C", "dec", me.node, output.timesteps, clock, [len(flow.tokens)])
                 if me.is_last:
                     found = _judge(me.stage, logits, accept, request.depth)
             if not me.is_last:

@@ -7,7 +7,7 @@ ranks of one machine share its memory. What a timestep takes besides computing i
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -50,8 +50,8 @@ class PipelineCosts:
         round: a round with a static tree without the computing of drafter and stages: messages, acceptance,
             and the drafter's update with the path.
         token: a token of plain pipelining without the computing of stages: messages, and what ranks wait for.
-        decoding: computing of timesteps while decoding / the same simulated with `groups`, `alone`, `draft`
-            and `draft_alone`.
+        decoding: by mode, computing while decoding / the same simulated with the parts' times above: that of
+            timesteps in pipedec, that of stages in stpp and pp; a mode that is not there counts as 1.
     """
 
     sizes: list[int]
@@ -67,20 +67,21 @@ class PipelineCosts:
     waiting: float = 0.0
     round: float = 0.0
     token: float = 0.0
-    decoding: float = 1.0
+    decoding: dict[str, float] = field(default_factory=dict)
 
     def machines(self, mode: str) -> Machines:
         """Return the machines with which to simulate a mode."""
+        factor = self.decoding.get(mode, 1.0)
         if mode == "pipedec":  # what is sent is part of the timestep's end
             links = [lambda tokens: 0.0] * (len(self.groups) - 1)
             groups, alone = (
-                [self._curve(one, self.decoding) for one in every] for every in (self.groups, self.alone)
+                [self._curve(one, factor) for one in every] for every in (self.groups, self.alone)
             )
-            draft, draft_alone = (self._curve(one, self.decoding) for one in (self.draft, self.draft_alone))
+            draft, draft_alone = (self._curve(one, factor) for one in (self.draft, self.draft_alone))
             more = {"beside": self.beside, "alone": alone, "draft_alone": draft_alone}
             return Machines(groups, links, draft, self.end, **more)
         last = self.judging if mode == "stpp" else self.alone[-1]
-        groups = [self._curve(one) for one in (*self.alone[:-1], last)]
+        groups = [self._curve(one, factor) for one in (*self.alone[:-1], last)]
         links, broadcast = [self._curve(self.hop)] * (len(groups) - 1), self.broadcast
         if measured := self.round if mode == "stpp" else self.token:  # earlier versions did not measure it
             links, broadcast = [lambda tokens: 0.0] * len(links), measured
@@ -93,11 +94,11 @@ class PipelineCosts:
 
     def target(self) -> CostCurve:
         """Return the seconds of the whole target by tokens: those of all groups together."""
-        return self._curve([sum(one) for one in zip(*self.groups)], self.decoding)
+        return self._curve([sum(one) for one in zip(*self.groups)], self.decoding.get("pipedec", 1.0))
 
     def drafter(self) -> CostCurve:
         """Return the seconds of a draft step by expanded nodes."""
-        return self._curve(self.draft, self.decoding)
+        return self._curve(self.draft, self.decoding.get("pipedec", 1.0))
 
     def _curve(self, seconds: Sequence[float], factor: float = 1.0) -> CostCurve:
         rising = [max(seconds[: i + 1]) for i in range(len(seconds))]  # noise may make measured times fall
@@ -133,10 +134,10 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
         )
     sync = statistics.fmean(step.seconds - step.slowest for step in decoded)
     waiting = statistics.fmean(step.seconds - step.busiest for step in decoded)
-    rounds = [seconds for one in requests for seconds in _rounds(me, ranks, one)]
-    tokens = [seconds for one in requests for seconds in _tokens(me, ranks, one)]
+    rounds = [passed for one in requests for passed in _rounds(me, ranks, one)]
+    tokens = [passed for one in requests for passed in _tokens(me, ranks, one)]
     own = [*together, *alone, *judging, *drafting, *draft_alone, *hop]
-    means = [statistics.fmean(one) if one else 0.0 for one in (rounds, tokens)]
+    means = [statistics.fmean(p.rest for p in one) if one else 0.0 for one in (rounds, tokens)]
     rows = ranks.gather([*own, broadcast, sync, waiting, *means])
 
     def of(rank: int, part: int) -> list[float]:
@@ -171,7 +172,13 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     )
     described = replace(costs.machines("pipedec"), sync=0.0)
     simulated = sum(timestep_seconds(described, step.drafted, step.nodes) for step in decoded)
-    costs.decoding = sum(step.busiest + within * hop[0] for step in decoded) / simulated
+    costs.decoding["pipedec"] = sum(step.busiest + within * hop[0] for step in decoded) / simulated
+    for mode, passes in (("stpp", rounds), ("pp", tokens)):
+        described = costs.machines(mode)
+        groups = range(len(described.stages))
+        simulated = sum(described.computing(group, one.nodes) for one in passes for group in groups)
+        if passes:
+            costs.decoding[mode] = sum(one.stages + all_within * hop[0] for one in passes) / simulated
     return costs
 
 
@@ -333,29 +340,48 @@ def _timesteps(me: Member, ranks: Ranks, request: Request) -> list[_Timestep]:
     ]
 
 
-def _rounds(me: Member, ranks: Ranks, request: Request) -> list[float]:
-    """Decode a prompt with static trees; return the seconds of each round but the first and the last, without
-    the computing of drafter and stages, one after the other."""
+@dataclass
+class _Pass:
+    """A pass of some nodes through all stages, one after the other.
+
+    Attributes:
+        nodes: their number.
+        stages: seconds of the stages' computing.
+        rest: seconds of what is neither that nor drafting.
+    """
+
+    nodes: int
+    stages: float
+    rest: float
+
+
+def _rounds(me: Member, ranks: Ranks, request: Request) -> list[_Pass]:
+    """Decode a prompt with static trees; return the passes of its rounds but the first and the last."""
     output = ranks.channel().run(stpp(me, request))
     each = len(me.layout.groups)  # timesteps of a round
-    computed, ended = ([0.0] * (output.timesteps // each + 1) for _ in range(2))
+    drafting, staged, nodes, ended = ([0.0] * (output.timesteps // each + 1) for _ in range(4))
     for task in me.log:
         if task.kind == "V":
             ended[task.seq // each] = task.end
         elif task.kind == "C" and task.what == "dec":
-            computed[task.seq // each] += task.end - task.start
-    worked = [sum(one) for one in zip(*ranks.gather(computed))]
-    return [ended[i] - ended[i - 1] - worked[i] for i in range(2, len(ended) - 1)]
+            (staged if task.node else drafting)[task.seq // each] += task.end - task.start
+            nodes[task.seq // each] = sum(task.nodes)
+    drafting, staged = ([sum(one) for one in zip(*ranks.gather(own))] for own in (drafting, staged))
+    nodes = ranks.gather(nodes)[me.layout.stages[-1]]
+    return [
+        _Pass(int(nodes[i]), staged[i], ended[i] - ended[i - 1] - staged[i] - drafting[i])
+        for i in range(2, len(ended) - 1)
+    ]
 
 
-def _tokens(me: Member, ranks: Ranks, request: Request) -> list[float]:
-    """Decode a prompt by plain pipelining; return the seconds of each of its tokens but the first without the
-    computing of stages, one after the other: the mean of all, in a list as long as they are many."""
+def _tokens(me: Member, ranks: Ranks, request: Request) -> list[_Pass]:
+    """Decode a prompt by plain pipelining; return the passes of its tokens but the first, all with the mean
+    of their seconds."""
     output = ranks.channel().run(pp(me, request))
     after = len(output.tokens) - 1
     computed = sum(task.end - task.start for task in me.log if (task.kind, task.what) == ("C", "dec"))
-    worked = sum(one for [one] in ranks.gather([computed]))
-    return [(output.seconds - worked) / after] * after if after else []
+    staged = sum(one for [one] in ranks.gather([computed]))
+    return [_Pass(1, staged / after, (output.seconds - staged) / after)] * after if after else []
 
 
 def _states(tokens: bool, n: int, hidden: int) -> torch.Tensor:

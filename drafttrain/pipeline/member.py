@@ -163,7 +163,7 @@ class Task(NamedTuple):
         node: of C and V, and the destination of a transfer.
         seq: the timestep; 0 is the prompt's.
         start, end: seconds.
-        nodes: of the tree that "dec" of C in mode pipedec runs: a stage at once, the drafter in each step.
+        nodes: of the tree that "dec" of C runs: a stage at once, the drafter in each step, in mode pipedec.
     """
 
     kind: str

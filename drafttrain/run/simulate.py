@@ -107,7 +107,11 @@ def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:
     from drafttrain.bundle import load_bundle
     from drafttrain.pipeline.part import require_frontier
 
-    given = {"target": config.target, "dtype": config.dtype, "device": "cpu"}  # as ranks compute
+    given = {
+        "target": config.target,
+        "dtype": config.dtype,
+        "device": "cpu",
+    }  # whose costs and hits are simulated
     bundle = load_bundle(config.drafter, own_calibration=False, **given)
     require_frontier(bundle.drafter, config.drafter)
     if config.children > (size := bundle.drafter.draft_vocab_size):
@@ -168,7 +172,8 @@ def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":
         ) from None
     found = found if isinstance(found, dict) else {}
     parts = fields(PipelineCosts)
-    if missing := [one.name for one in parts if one.default is MISSING and one.name not in found]:
+    needed = (one.name for one in parts if one.default is one.default_factory is MISSING)
+    if missing := [name for name in needed if name not in found]:
         raise UserError(f"costs: must be {wanted}, got {path} without {missing[0]}")
     costs = PipelineCosts(**{one.name: found[one.name] for one in parts if one.name in found})
     blocks = found.get("blocks")  # of each rank; a file of an earlier version may lack them
@@ -184,7 +189,7 @@ def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":
         messages = [*costs.hop, costs.broadcast, costs.sync, costs.waiting, costs.round, costs.token]
         whole = bool(sizes) and 0 < sizes[0] and sizes == sorted(set(sizes)) and len(costs.hop) == len(sizes)
         whole = whole and all(len(row) == len(sizes) and min(row) > 0 for row in times)
-        whole = whole and costs.decoding > 0 and min(messages) >= 0
+        whole = whole and min(costs.decoding.values(), default=1) > 0 and min(messages) >= 0
     if not whole:
         raise UserError(
             f"costs: must have positive, finite seconds for ascending sizes, got others in {path}; "
