@@ -247,7 +247,7 @@ class _Loop:
     exhausted: bool = False
 
     def __post_init__(self) -> None:
-        self.clock, self.in_model = ModuleClock(self.target.device), self.proposer.model_seconds
+        self.clock = ModuleClock(self.target.device)
 
     def forward(self) -> list[Row]:
         """Run the target once; return the rows that took part, none if nothing is left to do."""
@@ -309,6 +309,7 @@ class _Loop:
         started = time.perf_counter()
         session, stats, proposer = self.session, self.stats, self.proposer
         self._set_active(self.rows)
+        in_model = proposer.model_seconds
         tree = trim(propose(session), self.rows)
         drafted, modules_before = time.perf_counter(), self.clock.seconds
         verified = verify(session, tree, self.accept)
@@ -319,8 +320,7 @@ class _Loop:
         updated = time.perf_counter()
         proposer.note_step(len(self.rows), sum(len(row.tokens) for row in self.rows), updated - started)
         stats.draft_seconds += drafted - started + updated - verified_at
-        in_model, self.in_model = self.in_model, proposer.model_seconds
-        stats.draft_model_seconds += self.in_model - in_model
+        stats.draft_model_seconds += proposer.model_seconds - in_model
         stats.verify_seconds += self.clock.seconds - modules_before
         stats.seconds += updated - started
         return self.rows

@@ -58,18 +58,17 @@ def pick_tokens(
         return draw_logits(logits, temperature.to(logits.device, non_blocking=True), uniform)[0]
     best, tokens = logits.max(-1)  # [B]; max, because argmax of bf16 takes 4 times as long on a CPU
 
-    def of(chosen: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
-        """Return the places of the rows that are marked in `chosen`, int64 [S], and their values."""
-        rows = chosen.nonzero()[:, 0]  # [S]
+    def of(rows: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor]:
+        """Return rows, int64 [S], on the logits' device, and their values."""
         there = rows.to(logits.device, non_blocking=True)  # [S]
         own = (value[there if value.device == there.device else rows] for value in values)
         return [there, *(value.to(logits.device, non_blocking=True) for value in own)]
 
-    rows, *values = of(sampled & ~cut, logits, temperature, uniform)
-    if len(rows):
+    if len(rows := (sampled & ~cut).nonzero()[:, 0]):  # [S]
+        rows, *values = of(rows, logits, temperature, uniform)
         tokens[rows] = draw_logits(*values)[0]
-    rows, *values = of(sampled & cut, logits, temperature, top_p, uniform, limit)
-    if len(rows):
+    if len(rows := (sampled & cut).nonzero()[:, 0]):  # [S]
+        rows, *values = of(rows, logits, temperature, top_p, uniform, limit)
         tokens[rows] = torch.where(best[rows].isfinite(), _draw_cut(*values), tokens[rows])
     return tokens
 

@@ -36,8 +36,9 @@ class DecodeStats:
         prefill_seconds: from the start until target and drafter have read the prompt and the first token is
             known.
         draft_seconds: in the proposer, all of it (drafter, tree policy, updates). With a GPU, the time in
-            which the host gives it that work; the two below are the GPU's own, counted once that has ended.
-        draft_model_seconds: in the drafter's forwards, native growth included; part of draft_seconds.
+            which the host gives it that work.
+        draft_model_seconds: in the drafter's forwards, native growth included; part of draft_seconds. With a
+            GPU, its own seconds, without updates that it has not ended by the end of the step.
         verify_seconds: in the target's modules alone; masks, gathers and hooks are left out.
         seconds: everything in the decode loop, without the time that the caller takes between two steps.
     """

@@ -160,8 +160,10 @@ def _judge(stage: Stage, logits: torch.Tensor, accept: AcceptanceRule, depth: in
         logits: of all nodes, [1, n, V].
     """
     tree = stage.tree
-    fields, sizes = [one.to(logits.device) for one in tree.fields()], tree.sizes.to(logits.device)
-    found = accept(TokenTree.of_fields(fields, sizes), logits.float())
+    if tree.tokens.device != logits.device:  # a GPU; fields that nobody reads are computed for it
+        fields, sizes = [one.to(logits.device) for one in tree.fields()], tree.sizes.to(logits.device)
+        tree = TokenTree.of_fields(fields, sizes)
+    found = accept(tree, logits.float())
     count, token = int(found.counts), int(found.next_token)
     path = found.path[0, :count].tolist()
     if not bool(logits[0, path[-1], token].isfinite()):

@@ -107,11 +107,8 @@ def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:
     from drafttrain.bundle import load_bundle
     from drafttrain.pipeline.part import require_frontier
 
-    given = {
-        "target": config.target,
-        "dtype": config.dtype,
-        "device": "cpu",
-    }  # whose costs and hits are simulated
+    # the costs of this machine's CPU are simulated
+    given = {"target": config.target, "dtype": config.dtype, "device": "cpu"}
     bundle = load_bundle(config.drafter, own_calibration=False, **given)
     require_frontier(bundle.drafter, config.drafter)
     if config.children > (size := bundle.drafter.draft_vocab_size):

@@ -287,7 +287,7 @@ class TreeCache(KvCache, Cache):
 
 
 def _differ(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return whether slots may differ. On a GPU copying them takes less time than to wait for the answer."""
+    """Return whether slots may differ. A GPU is not waited for to know it: there they may."""
     return x.numel() > 0 and (x.device.type == "cuda" or not torch.equal(x, y))
 
 

@@ -99,9 +99,8 @@ class C2tPolicy(TreePolicy):
             if len(root) > 1:  # a single row has no padding
                 confidence[np.arange(confidence.shape[1]) >= k * counts.cpu().numpy()[:, None]] = 0.0
             keep = self._kept(confidence, LARGEST - tree.width)  # [B, f * k]
-            kept, added = marked_nodes(
-                torch.from_numpy(keep).to(root.device, non_blocking=True)
-            )  # [B, v], [B]
+            marked = torch.from_numpy(keep).to(root.device, non_blocking=True)  # [B, f * k]
+            kept, added = marked_nodes(marked)  # [B, v], [B]
             if not kept.shape[1]:
                 break
             origin, before = kept // k, tree.sizes[:, None]  # [B, v] place in the frontier, [B, 1]
@@ -118,9 +117,8 @@ class C2tPolicy(TreePolicy):
                 nodes, counts = marked_nodes(torch.from_numpy(chosen).to(root.device, non_blocking=True))
                 if not nodes.shape[1]:
                     break
-            place = torch.from_numpy(keep.cumsum(1) - 1).to(
-                root.device, non_blocking=True
-            )  # [B, f * k] in the new layer
+            place = torch.from_numpy(keep.cumsum(1) - 1)  # [B, f * k] in the new layer
+            place = place.to(root.device, non_blocking=True)
             padding = torch.arange(nodes.shape[1], device=root.device) >= counts[:, None]  # [B, w]
             frontier = (before + place.gather(1, nodes)).masked_fill(padding, 0)  # [B, w]
             joint = paths.flatten(1).gather(1, nodes)  # [B, w]

@@ -92,6 +92,23 @@ def test_every_policy_is_exact(llama, texts, prompts, greedy, replay, tree, batc
     assert stats.accept_len == 1 if tree == "chain:length=0" else stats.accept_len > 1.2
 
 
+class Charged(NoProposer):
+    """Says that reading a prompt takes 100 seconds and an update 1."""
+
+    def update(self, state, tokens, tapped, counts):
+        self.model_seconds += 100.0 if tokens.shape[1] > 1 else 1.0
+
+
+def test_the_drafters_seconds_are_those_of_steps(llama, prompts):
+    """Not of prompts, nor of what another run does with the same proposer between two steps."""
+    proposer, stats = Charged(), DecodeStats()
+    steps = decode(llama, proposer, prompts[:1], 4, stop=(), stats=stats)
+    next(steps), next(steps)
+    decode_all(llama, proposer, prompts[2:3], 3, stop=())
+    assert len(list(steps)) == 2 and stats.steps == 3
+    assert stats.draft_model_seconds == 2  # the last step's update is left out
+
+
 def test_a_tree_larger_than_the_cache_was_made_for(llama, texts, prompts, replay, random_trees):
     proposer = random_trees(replay(llama, texts(llama), QUALITIES["perfect"]), 0, width=90)
     steps = list(decode(llama, proposer, prompts, NEW, stop=()))
