@@ -59,7 +59,7 @@ def _head_work(me: Member, hidden: int) -> Work | None:
     request = Request([], 0)
     if me.stage.part.native is None:
         state = state.to(me.stage.part.dtype)
-    return (lambda size: None), lambda size: me.pick(state, request, 0)
+    return Work(lambda: None, lambda size: None, lambda size: me.pick(state, request, 0))
 
 
 def share_out(before: Sequence[int], layout: Layout, speeds: dict[int, Speed]) -> list[int]:

@@ -1,13 +1,14 @@
 """Measurements of a pipeline on its ranks: the costs that `simulate.py` needs.
 
 Stages are timed while all of them work, as in `pipedec`, and while the others wait, as in `pp` and `stpp`:
-ranks of one machine share its memory. What a timestep takes besides computing is measured by decoding.
+ranks of one machine share its memory. What a timestep takes besides computing is measured by decoding. All is
+measured in rounds of everything in turn, so that a change of the machine's speed meets all alike.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -16,7 +17,7 @@ from drafttrain.pipeline.distributed import Ranks
 from drafttrain.pipeline.member import Member, Request
 from drafttrain.pipeline.prediction import PredictionTree, follows_prompt
 from drafttrain.pipeline.program import pipedec
-from drafttrain.pipeline.simulate import Machines, timestep_seconds
+from drafttrain.pipeline.simulate import Machines
 from drafttrain.pipeline.stage import Flow
 from drafttrain.pipeline.transport import Broadcast, Program, Receive, Send
 from drafttrain.trees.costs import CostCurve
@@ -24,10 +25,23 @@ from drafttrain.utils.errors import UserError
 
 SIZES = (1, 2, 3, 4, 6, 8, 16, 32)  # tokens
 CONTEXT, ROUNDS, WARM_UP = 128, 7, 2
+MOST_ROUNDS, ENOUGH = 20, 10.0  # of a calibration: more rounds, as many as fit into some seconds
 NO_TOKEN = -1  # no token of the drafter: advancing a tree by it is a miss, which restarts the tree
-Work = tuple[
-    Callable[[int], None], Callable[[int], None]
-]  # untimed preparation for a size, timed work of a size
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a rank to time.
+
+    Attributes:
+        begin: fills caches before a round.
+        prepare: does for a size what is not timed.
+        run: works on a size.
+    """
+
+    begin: Callable[[], None]
+    prepare: Callable[[int], None]
+    run: Callable[[int], None]
 
 
 @dataclass
@@ -50,8 +64,6 @@ class PipelineCosts:
         round: a round with a static tree without the computing of drafter and stages: messages, acceptance,
             and the drafter's update with the path.
         token: a token of plain pipelining without the computing of stages: messages, and what ranks wait for.
-        decoding: by mode, computing while decoding / the same simulated with the parts' times above: that of
-            timesteps in pipedec, that of stages in stpp and pp; a mode that is not there counts as 1.
     """
 
     sizes: list[int]
@@ -67,21 +79,16 @@ class PipelineCosts:
     waiting: float = 0.0
     round: float = 0.0
     token: float = 0.0
-    decoding: dict[str, float] = field(default_factory=dict)
 
     def machines(self, mode: str) -> Machines:
         """Return the machines with which to simulate a mode."""
-        factor = self.decoding.get(mode, 1.0)
         if mode == "pipedec":  # what is sent is part of the timestep's end
             links = [lambda tokens: 0.0] * (len(self.groups) - 1)
-            groups, alone = (
-                [self._curve(one, factor) for one in every] for every in (self.groups, self.alone)
-            )
-            draft, draft_alone = (self._curve(one, factor) for one in (self.draft, self.draft_alone))
-            more = {"beside": self.beside, "alone": alone, "draft_alone": draft_alone}
-            return Machines(groups, links, draft, self.end, **more)
+            groups, alone = ([self._curve(one) for one in every] for every in (self.groups, self.alone))
+            more = {"beside": self.beside, "alone": alone, "draft_alone": self._curve(self.draft_alone)}
+            return Machines(groups, links, self.drafter(), self.end, **more)
         last = self.judging if mode == "stpp" else self.alone[-1]
-        groups = [self._curve(one, factor) for one in (*self.alone[:-1], last)]
+        groups = [self._curve(one) for one in (*self.alone[:-1], last)]
         links, broadcast = [self._curve(self.hop)] * (len(groups) - 1), self.broadcast
         if measured := self.round if mode == "stpp" else self.token:  # earlier versions did not measure it
             links, broadcast = [lambda tokens: 0.0] * len(links), measured
@@ -94,15 +101,15 @@ class PipelineCosts:
 
     def target(self) -> CostCurve:
         """Return the seconds of the whole target by tokens: those of all groups together."""
-        return self._curve([sum(one) for one in zip(*self.groups)], self.decoding.get("pipedec", 1.0))
+        return self._curve([sum(one) for one in zip(*self.groups)])
 
     def drafter(self) -> CostCurve:
         """Return the seconds of a draft step by expanded nodes."""
-        return self._curve(self.draft, self.decoding.get("pipedec", 1.0))
+        return self._curve(self.draft)
 
-    def _curve(self, seconds: Sequence[float], factor: float = 1.0) -> CostCurve:
-        rising = [max(seconds[: i + 1]) for i in range(len(seconds))]  # noise may make measured times fall
-        return CostCurve(self.sizes, [factor * one for one in rising])
+    def _curve(self, seconds: Sequence[float]) -> CostCurve:
+        # noise may make measured times fall
+        return CostCurve(self.sizes, [max(seconds[: i + 1]) for i in range(len(seconds))])
 
 
 @torch.no_grad()
@@ -110,35 +117,46 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
     """Measure the parts of a pipeline; all ranks must call it.
 
     Args:
-        requests: prompts to decode for `sync`, `waiting`, `round`, `token` and `decoding`.
+        requests: prompts to decode for `sync`, `waiting`, `round` and `token`.
         hidden: size of the target's states.
     """
-    stage, judge, draft = (
-        stage_work(me, hidden),
-        stage_work(me, hidden, judges=True),
-        draft_work(me, hidden),
-    )
     layout, n = me.layout, len(SIZES)
-    together = times(ranks, stage or draft)
-    drafting = times(ranks, draft or stage)  # beside a stage it takes turns with that
-    alone = times(ranks, stage, in_turn=layout.stages)
-    judging = times(ranks, judge if me.is_last else stage, in_turn=layout.stages)
-    draft_alone = times(ranks, draft)
-    hop = _hops(me, ranks, hidden)
-    broadcast = _broadcast(me, ranks)
-    decoded = [step for one in requests for step in _timesteps(me, ranks, one)]
-    if not decoded:
+    stage, draft = stage_work(me, hidden), draft_work(me, hidden)
+    judge = stage_work(me, hidden, judges=True) if me.is_last else stage
+    parts = [
+        (stage or draft, ()),  # together
+        (draft or stage, ()),  # beside a stage it takes turns with that
+        (stage, layout.stages),
+        (judge, layout.stages[-2:]),
+        (draft, ()),
+    ]
+    steps, rounds, tokens = [], [], []
+
+    def one_round() -> list[float]:
+        own = [time_once(ranks, work, SIZES, in_turn) for work, in_turn in parts]
+        return [*(s for one in own for s in one), *_hops(me, ranks, hidden), _broadcast(me, ranks)]
+
+    for _ in range(WARM_UP):
+        began = time.perf_counter()
+        one_round()
+    [longest] = max(ranks.gather([time.perf_counter() - began]))
+    taken, n_rounds = [], min(max(int(ENOUGH / longest), ROUNDS), MOST_ROUNDS)
+    for done in range(n_rounds):
+        taken.append(one_round())
+        for request in requests[len(requests) * done // n_rounds : len(requests) * (done + 1) // n_rounds]:
+            steps += _timesteps(me, ranks, request)
+            rounds += _rounds(me, ranks, request)
+            tokens += _tokens(me, ranks, request)
+    if not steps:
         raise UserError(
             "max_new_tokens: outputs must take three timesteps or more to measure their ends, got shorter "
             "ones; raise it, or name other prompts"
         )
-    sync = statistics.fmean(step.seconds - step.slowest for step in decoded)
-    waiting = statistics.fmean(step.seconds - step.busiest for step in decoded)
-    rounds = [passed for one in requests for passed in _rounds(me, ranks, one)]
-    tokens = [passed for one in requests for passed in _tokens(me, ranks, one)]
-    own = [*together, *alone, *judging, *drafting, *draft_alone, *hop]
-    means = [statistics.fmean(p.rest for p in one) if one else 0.0 for one in (rounds, tokens)]
-    rows = ranks.gather([*own, broadcast, sync, waiting, *means])
+    sync = statistics.fmean(step.seconds - step.slowest for step in steps)
+    waiting = statistics.fmean(step.seconds - step.busiest for step in steps)
+    means = [statistics.fmean(one) if one else 0.0 for one in (rounds, tokens)]
+    own = [statistics.fmean(one) for one in zip(*taken)]  # decoding pays for slow moments, too
+    rows = ranks.gather([*own, sync, waiting, *means])
 
     def of(rank: int, part: int) -> list[float]:
         return rows[rank][part * n : (part + 1) * n]
@@ -155,12 +173,12 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
             parts[-1] = of(members[-1], last)
         return [sum(seconds) + (len(parts) - 1) * hop[i] for i, seconds in enumerate(zip(*parts))]
 
-    costs = PipelineCosts(
+    return PipelineCosts(
         list(SIZES),
         [group(members, 0) for members in layout.groups],
-        [group(members, 1) for members in layout.groups],
-        group(layout.groups[-1], 1, last=2),
-        of(layout.drafter, 3),
+        [group(members, 2) for members in layout.groups],
+        group(layout.groups[-1], 2, last=3),
+        of(layout.drafter, 1),
         of(layout.drafter, 4),
         hop,
         broadcast,
@@ -170,37 +188,33 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
         round_,
         token,
     )
-    described = replace(costs.machines("pipedec"), sync=0.0)
-    simulated = sum(timestep_seconds(described, step.drafted, step.nodes) for step in decoded)
-    costs.decoding["pipedec"] = sum(step.busiest + within * hop[0] for step in decoded) / simulated
-    for mode, passes in (("stpp", rounds), ("pp", tokens)):
-        described = costs.machines(mode)
-        groups = range(len(described.stages))
-        simulated = sum(described.computing(group, one.nodes) for one in passes for group in groups)
-        if passes:
-            costs.decoding[mode] = sum(one.stages + all_within * hop[0] for one in passes) / simulated
-    return costs
 
 
-def times(
-    ranks: Ranks, work: Work | None, sizes: Sequence[int] = SIZES, in_turn: Sequence[int] = ()
+def times(ranks: Ranks, work: Work | None, sizes: Sequence[int]) -> list[float]:
+    """Return this rank's median seconds by size while all ranks work, 0 without work."""
+    taken = [time_once(ranks, work, sizes) for _ in range(WARM_UP + ROUNDS)]
+    return [statistics.median(one) for one in zip(*taken[WARM_UP:])]
+
+
+def time_once(
+    ranks: Ranks, work: Work | None, sizes: Sequence[int], in_turn: Sequence[int] = ()
 ) -> list[float]:
-    """Return this rank's median seconds by size, 0 without work. All ranks start together, or those of
-    `in_turn` one after the other, as in `pp`, where each evicts what the one before left in the caches."""
-    taken: dict[int, list[float]] = {size: [] for size in sizes}
-    for turn in range(WARM_UP + ROUNDS):
-        for size in sizes:
-            if work is not None:
-                work[0](size)
-            for rank in in_turn or [ranks.rank]:
-                ranks.total([0])  # waits for all
-                if work is None or rank != ranks.rank:
-                    continue
-                started = time.perf_counter()
-                work[1](size)
-                if turn >= WARM_UP:
-                    taken[size].append(time.perf_counter() - started)
-    return [statistics.median(taken[size]) if work is not None else 0.0 for size in sizes]
+    """Return this rank's seconds by size, 0 without work. All ranks start together, or those of `in_turn` one
+    after the other, as in `pp`, where each evicts what the one before left in the caches."""
+    taken = [0.0] * len(sizes)
+    if work is not None:
+        work.begin()
+    for i, size in enumerate(sizes):
+        if work is not None:
+            work.prepare(size)
+        for rank in in_turn or [ranks.rank]:
+            ranks.total([0])  # waits for all
+            if work is None or rank != ranks.rank:
+                continue
+            started = time.perf_counter()
+            work.run(size)
+            taken[i] = time.perf_counter() - started
+    return taken
 
 
 def stage_work(me: Member, hidden: int, judges: bool = False, sizes: Sequence[int] = SIZES) -> Work | None:
@@ -210,8 +224,10 @@ def stage_work(me: Member, hidden: int, judges: bool = False, sizes: Sequence[in
         return None
     stage, request = me.stage, Request([], 0)
     inputs = _states(stage.part.is_first, max(CONTEXT, *sizes), hidden)
-    stage.reset()
-    stage.prefill(inputs[:CONTEXT])
+
+    def begin() -> None:
+        stage.reset()
+        stage.prefill(inputs[:CONTEXT])
 
     def run(size: int) -> None:
         started = time.perf_counter()
@@ -224,7 +240,7 @@ def stage_work(me: Member, hidden: int, judges: bool = False, sizes: Sequence[in
         elif me.is_last:
             me.pick(out.x[0], request, 0)
 
-    return (lambda size: None), run
+    return Work(begin, lambda size: None, run)
 
 
 def draft_work(me: Member, hidden: int, sizes: Sequence[int] = SIZES) -> Work | None:
@@ -233,33 +249,40 @@ def draft_work(me: Member, hidden: int, sizes: Sequence[int] = SIZES) -> Work | 
         return None
     tapped = torch.zeros(CONTEXT, len(me.taps) * hidden, dtype=me.drafter.dtype, device=me.device)
     tokens = torch.arange(CONTEXT, device=me.device)[None]  # [1, n]
-    state = me.drafter.new_state(1, CONTEXT + 8 * len(sizes) * (WARM_UP + ROUNDS))
-    me.drafter.update(state, tokens, tapped[None], tokens.new_tensor([CONTEXT]))
-    trees: list[PredictionTree] = []
+    tree: PredictionTree | None = None
+
+    def begin() -> None:
+        nonlocal tree
+        tree = None
 
     def prepare(size: int) -> None:
-        if trees:
-            trees.pop().advance(NO_TOKEN, tapped[:1])
-        trees.append(PredictionTree(me.drafter, state, 0, size, size, me.device))
-        trees[0].expand()
-        trees[0].grow(1)
+        nonlocal tree
+        if tree is None:
+            state = me.drafter.new_state(1, CONTEXT + 8 * len(sizes))
+            me.drafter.update(state, tokens, tapped[None], tokens.new_tensor([CONTEXT]))
+        else:
+            tree.advance(NO_TOKEN, tapped[:1])
+            state = tree.state
+        tree = PredictionTree(me.drafter, state, 0, size, size, me.device)
+        tree.expand()
+        tree.grow(1)
 
     def run(size: int) -> None:
         started = time.perf_counter()
-        trees[0].expand()
-        trees[0].grow(2)
+        tree.expand()
+        tree.grow(2)
         me.wait()
         me.draft_pace.wait(started)
 
-    return prepare, run
+    return Work(begin, prepare, run)
 
 
 def _hops(me: Member, ranks: Ranks, hidden: int) -> list[float]:
     """Return the seconds of a message from the first stage to the second, by size: half of a round trip;
     zeros at other ranks and for a single stage."""
-    stages = me.layout.stages
+    stages, taken = me.layout.stages, [0.0] * len(SIZES)
     if len(stages) < 2 or me.rank not in stages[:2]:
-        return [0.0] * len(SIZES)
+        return taken
     sends, other = me.rank == stages[0], stages[1] if me.rank == stages[0] else stages[0]
 
     def to_and_fro(size: int) -> Program:
@@ -270,43 +293,34 @@ def _hops(me: Member, ranks: Ranks, hidden: int) -> list[float]:
             else:
                 yield Receive(other)
 
-    taken: dict[int, list[float]] = {size: [] for size in SIZES}
-    for turn in range(WARM_UP + ROUNDS):
-        for size in SIZES:
-            started = time.perf_counter()
-            ranks.channel().run(to_and_fro(size))
-            if turn >= WARM_UP:
-                taken[size].append((time.perf_counter() - started) / 2)
-    return [statistics.median(taken[size]) for size in SIZES]
+    for i, size in enumerate(SIZES):
+        started = time.perf_counter()
+        ranks.channel().run(to_and_fro(size))
+        taken[i] = (time.perf_counter() - started) / 2
+    return taken
 
 
 def _broadcast(me: Member, ranks: Ranks) -> float:
-    taken = []
-    for _ in range(WARM_UP + ROUNDS):
-        ranks.total([0])
-        started = time.perf_counter()
-        ranks.channel().execute(Broadcast(me.layout.stages[-1], [0]))
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken[WARM_UP:])
+    """Return the seconds of the broadcast of a token."""
+    ranks.total([0])
+    started = time.perf_counter()
+    ranks.channel().execute(Broadcast(me.layout.stages[-1], [0]))
+    return time.perf_counter() - started
 
 
 @dataclass
 class _Timestep:
-    """A timestep that was decoded.
+    """Seconds of a timestep that was decoded.
 
     Attributes:
         seconds: that it took.
-        slowest: seconds of the blocks and drafting of the slowest rank.
-        busiest: seconds of all computing of the busiest group or drafter, heads and tree growth included.
-        drafted: nodes that each drafting step expanded.
-        nodes: those that each group ran.
+        slowest: of the blocks and drafting of the slowest rank.
+        busiest: of all computing of the busiest group or drafter, heads and tree growth included.
     """
 
     seconds: float
     slowest: float
     busiest: float
-    drafted: list[int]
-    nodes: list[int]
 
 
 def _timesteps(me: Member, ranks: Ranks, request: Request) -> list[_Timestep]:
@@ -315,73 +329,42 @@ def _timesteps(me: Member, ranks: Ranks, request: Request) -> list[_Timestep]:
     follows = follows_prompt(bool(me.taps), request.tokens)
     first = len(me.layout.groups) if follows else 1  # before it nobody waits for all others
     last = first - 1 + output.timesteps
-    computed, did, ended, ran = ([0.0] * (last + 1) for _ in range(4))
-    drafted = [[0.0] * (last + 1) for _ in range(request.layers)]
+    computed, did, ended = ([0.0] * (last + 1) for _ in range(3))
     for task in me.log:
         if task.kind == "V":
             ended[task.seq] = task.end
         elif task.kind in ("C", "own") and task.what != "sync" and task.seq <= last:
             did[task.seq] += task.end - task.start
             computed[task.seq] += (task.end - task.start) * (task.what == "dec")
-            if task.node:
-                ran[task.seq] += sum(task.nodes)
-            for step, expanded in enumerate(() if task.node else task.nodes):
-                drafted[step][task.seq] = expanded
     slowest = [max(one) for one in zip(*ranks.gather(computed))]
     rows, units = ranks.gather(did), [*me.layout.groups, [me.layout.drafter]]
     busiest = [max(sum(one[rank] for rank in unit) for unit in units) for one in zip(*rows)]
-    ran = ranks.gather(ran)
-    nodes = [[int(ran[group[0]][i]) for group in me.layout.groups] for i in range(last + 1)]
-    steps = [ranks.gather(one)[me.layout.drafter] for one in drafted]
-    drafted = [[int(one[i]) for one in steps if one[i]] for i in range(last + 1)]
-    return [
-        _Timestep(ended[i] - ended[i - 1], slowest[i], busiest[i], drafted[i], nodes[i])
-        for i in range(first + 1, last)
-    ]
+    return [_Timestep(ended[i] - ended[i - 1], slowest[i], busiest[i]) for i in range(first + 1, last)]
 
 
-@dataclass
-class _Pass:
-    """A pass of some nodes through all stages, one after the other.
-
-    Attributes:
-        nodes: their number.
-        stages: seconds of the stages' computing.
-        rest: seconds of what is neither that nor drafting.
-    """
-
-    nodes: int
-    stages: float
-    rest: float
-
-
-def _rounds(me: Member, ranks: Ranks, request: Request) -> list[_Pass]:
-    """Decode a prompt with static trees; return the passes of its rounds but the first and the last."""
+def _rounds(me: Member, ranks: Ranks, request: Request) -> list[float]:
+    """Decode a prompt with static trees; return the seconds of each round but the first and the last without
+    the computing of stages and drafter."""
     output = ranks.channel().run(stpp(me, request))
     each = len(me.layout.groups)  # timesteps of a round
-    drafting, staged, nodes, ended = ([0.0] * (output.timesteps // each + 1) for _ in range(4))
+    computed, ended = ([0.0] * (output.timesteps // each + 1) for _ in range(2))
     for task in me.log:
         if task.kind == "V":
             ended[task.seq // each] = task.end
         elif task.kind == "C" and task.what == "dec":
-            (staged if task.node else drafting)[task.seq // each] += task.end - task.start
-            nodes[task.seq // each] = sum(task.nodes)
-    drafting, staged = ([sum(one) for one in zip(*ranks.gather(own))] for own in (drafting, staged))
-    nodes = ranks.gather(nodes)[me.layout.stages[-1]]
-    return [
-        _Pass(int(nodes[i]), staged[i], ended[i] - ended[i - 1] - staged[i] - drafting[i])
-        for i in range(2, len(ended) - 1)
-    ]
+            computed[task.seq // each] += task.end - task.start
+    computed = [sum(one) for one in zip(*ranks.gather(computed))]
+    return [ended[i] - ended[i - 1] - computed[i] for i in range(2, len(ended) - 1)]
 
 
-def _tokens(me: Member, ranks: Ranks, request: Request) -> list[_Pass]:
-    """Decode a prompt by plain pipelining; return the passes of its tokens but the first, all with the mean
-    of their seconds."""
+def _tokens(me: Member, ranks: Ranks, request: Request) -> list[float]:
+    """Decode a prompt by plain pipelining; return the seconds of each token but the first without the
+    computing of stages, all their mean."""
     output = ranks.channel().run(pp(me, request))
     after = len(output.tokens) - 1
     computed = sum(task.end - task.start for task in me.log if (task.kind, task.what) == ("C", "dec"))
     staged = sum(one for [one] in ranks.gather([computed]))
-    return [_Pass(1, staged / after, (output.seconds - staged) / after)] * after if after else []
+    return [(output.seconds - staged) / after] * after if after else []
 
 
 def _states(tokens: bool, n: int, hidden: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """The figures of topic `pipedec` from processes: real and paced ranks, and how well both are simulated."""
 
+import statistics
 import subprocess
 import sys
 import time
@@ -41,17 +42,21 @@ PACED_TREES = "paced.json"  # width, children, layers and tree of paced ranks
 SIMULATED = (4, 7, 14)
 LATE = 0.01  # share of paced pieces of work that may be late
 REAL, BEST_FIRST_RAW, PACED_RAW = "pipedec_real", "pipedec_real_best_first", "pipedec_paced_{}"
+COSTS = "costs_{}_{}"  # of the real ranks in a mode, after a repeat
 
 
 def real(run: Run) -> Measured:
     """Time two ranks of one thread each, all modes in turn, each with what was the fastest on tuning
-    prompts."""
+    prompts. After each repeat they are calibrated, for `sim_error`: a machine's speed changes by the hour."""
     run.check_quiet()
     folder, best, prompts = _tuned_ranks(run, REAL)
     keys = {**shape(best), "tree": best["stpp"]["tree"], "max_new_tokens": NEW_TOKENS}
     cut = {mode: best[mode]["cut"] for mode in modes.MODES}
     repeats = 1 if run.limit else REPEATS
-    measured = modes.run_modes(RECIPE, folder / "prompts.jsonl", keys, cut, repeats, folder)
+    for repeat in range(1, repeats + 1):
+        measured = modes.run_modes(RECIPE, folder / "prompts.jsonl", keys, cut, repeat, folder)
+        for mode in modes.MODES:
+            calibrated(folder / COSTS.format(mode, repeat), real_keys(best, mode))
     seconds = {mode: modes.per_token(measured["rows"], mode) for mode in modes.MODES}
     notes = {
         "pipedec_vs_stpp": ratio(seconds["stpp"], seconds["pipedec"]),
@@ -95,6 +100,11 @@ def _tuned_ranks(run: Run, name: str) -> tuple[Path, dict[str, Any], dict[str, A
         )
     tasks.write_prompts(prompts, folder / "prompts.jsonl")
     return folder, read_json(folder / tuning.RAW)["best"], prompts
+
+
+def real_keys(best: Mapping[str, Any], mode: str) -> dict[str, Any]:
+    """Return the keys of two real ranks in a mode; every mode has a cut of its own."""
+    return {**shape(best), "tree": best["stpp"]["tree"], "stages.blocks": best[mode]["cut"]}
 
 
 def shape(best: Mapping[str, Any]) -> dict[str, int]:
@@ -233,7 +243,8 @@ def against(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def sim_error(run: Run) -> Measured:
     """Simulate what was measured, with the costs of the same ranks on tuning prompts and the trees' real
-    course; the value is the largest deviation of a mode's seconds per token after the prompt.
+    course; the value is the largest deviation of a mode's seconds per token after the prompt. Those of real
+    ranks are simulated with the costs after each repeat, and averaged.
 
     Raises:
         UserError: `pipedec_vs_pp` or `paced14_vs_pp` has not been measured here.
@@ -245,16 +256,17 @@ def sim_error(run: Run) -> Measured:
     )
     best = read_json(real_folder / tuning.RAW)["best"]
     runs = {}
-    for mode in modes.MODES:  # every mode has a cut of its own
-        keys = {**shape(best), "tree": best["stpp"]["tree"], "stages.blocks": best[mode]["cut"]}
-        runs[f"real 2, {mode}"] = real_folder, keys, (mode,)
+    for mode in modes.MODES:
+        runs[f"real 2, {mode}"] = real_folder, real_keys(best, mode), (mode,)
     trees = read_json(run.folder_of(PACED_RAW.format("trees")) / PACED_TREES)
     for n, place in zip(SIMULATED, paced_folders):
         runs[f"paced {n}"] = place, paced_keys(trees, n), modes.MODES
     pair, errors = load_pair("B", None, arguments.BUNDLE), {}
     for name, (place, keys, wanted) in runs.items():
-        costs = calibrated(folder / name.replace(", ", "_").replace(" ", "_"), keys)
-        rows = read_json(place / modes.RAW)["rows"]
+        rows, costs = read_json(place / modes.RAW)["rows"], [folder / name.replace(" ", "_")]
+        if place == real_folder:
+            costs = [place / COSTS.format(*wanted, repeat + 1) for repeat in {row["repeat"] for row in rows}]
+        paths = [calibrated(one, keys) for one in costs]
         prompts = tasks.read_written(place / "prompts.jsonl", pair.target.tokenizer)
         texts = {tuple(row["prompt"].split("/", 1)): row["tokens"] for row in rows}
         taps = pair.drafter.config.tapped_blocks
@@ -263,8 +275,9 @@ def sim_error(run: Run) -> Measured:
         known = dict(zip(prompts, encoded(pair.target, taps, prompts.values(), answers, limit)))
         for mode in wanted:
             measured = modes.per_token(rows, mode, "decoding")
-            times = predicted(pair, known, mode, keys, costs, int(keys.get("stages.ranks", 2)))
-            expected = sum(times[one] for one in measured)
+            stages = int(keys.get("stages.ranks", 2))
+            times = [predicted(pair, known, mode, keys, path, stages) for path in paths]
+            expected = statistics.fmean(sum(one[prompt] for prompt in measured) for one in times)
             errors[f"{name.split(',')[0]} {mode}"] = expected / sum(measured.values()) - 1
     worst = max(errors.values(), key=abs)
     return {"sim_error": {"value": abs(worst), "errors": errors, "machine": in_dtype(pair.target)}}

@@ -99,9 +99,10 @@ def test_work_that_is_timed(gpu, members, folders):
     for member in members("llama", (2, 2), drafter, device=GPU):
         for work in (stage_work(member, 64), stage_work(member, 64, judges=True), draft_work(member, 64)):
             if work is not None:
+                work.begin()
                 for size in (1, 4):
-                    work[0](size)
-                    work[1](size)
+                    work.prepare(size)
+                    work.run(size)
                     assert (
                         "pipeline/member.py" in gpu.waits[-1] or member.is_last
                     )  # which picks a token after it

@@ -123,21 +123,17 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
     assert costs.waiting < costs.sync  # less the work that trees, caches and the head are
     flight = costs.machines("pipedec")
     assert flight.sync == costs.waiting > 0
-    factors = costs.decoding
-    assert [group(1) for group in flight.alone] == [factors["pipedec"] * group[0] for group in costs.alone]
-    assert flight.draft_alone(1) == factors["pipedec"] * costs.draft_alone[0]
+    assert [group(1) for group in flight.alone] == [group[0] for group in costs.alone]
+    assert flight.draft_alone(1) == costs.draft_alone[0]
     for mode, part in (("pp", costs.alone[-1]), ("stpp", costs.judging)):
-        assert costs.machines(mode).stages[-1](1) == factors[mode] * part[0]
-        assert (
-            replace(costs, decoding={}).machines(mode).stages[-1](1) == part[0]
-        )  # an earlier version's file
+        assert costs.machines(mode).stages[-1](1) == part[0]
     assert replace(costs, waiting=0.0).end == costs.sync  # a file of an earlier version
     assert costs.machines("pp").broadcast == costs.token > 0
     assert replace(costs, token=0.0).machines("pp").broadcast == costs.broadcast
     assert costs.machines("stpp").broadcast == costs.round > 0  # messages are part of it
     assert costs.machines("stpp").sending(0, 1) == costs.machines("pp").sending(0, 1) == 0
     assert replace(costs, round=0.0).machines("stpp").broadcast == costs.broadcast
-    assert costs.target()(1) == pytest.approx(factors["pipedec"] * sum(group[0] for group in costs.groups))
+    assert costs.target()(1) == pytest.approx(sum(group[0] for group in costs.groups))
 
     simulated = ["recipes/tiny/pipeline/simulate.yaml", *words[1:-2], "--out", str(tmp_path / "simulated")]
     simulated += ["--drafter", str(tiny_bundle), "--dtype", "float32", "--costs", str(path)]
@@ -154,7 +150,6 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
     n = len(costs.sizes)
     parts = {"draft": [0.0] * n, "judging": [float("inf")], "hop": None, "sizes": 3, "groups": 1.0}
     parts |= {"waiting": float("nan"), "sync": -1.0, "round": float("inf"), "broadcast": [1.0]}
-    parts |= {"decoding": {"pp": 0.0}}
     for name, broken in parts.items():
         kept = {key: value for key, value in values.items() if key != name}
         path.write_text(json.dumps(kept if broken is None else kept | {name: broken}))
