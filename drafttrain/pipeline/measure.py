@@ -25,7 +25,7 @@ from drafttrain.utils.errors import UserError
 
 SIZES = (1, 2, 3, 4, 6, 8, 16, 32)  # tokens
 CONTEXT, ROUNDS, WARM_UP = 128, 7, 2
-MOST_ROUNDS, ENOUGH = 20, 10.0  # of a calibration: more rounds, as many as fit into some seconds
+MOST_ROUNDS, ENOUGH = 20, 10.0  # rounds of a calibration at most, and seconds for them; ROUNDS at least
 NO_TOKEN = -1  # no token of the drafter: advancing a tree by it is a miss, which restarts the tree
 
 
@@ -34,7 +34,7 @@ class Work:
     """Work of a rank to time.
 
     Attributes:
-        begin: fills caches before a round.
+        begin: fills caches before a round, or after other work on them.
         prepare: does for a size what is not timed.
         run: works on a size.
     """
@@ -80,36 +80,36 @@ class PipelineCosts:
     round: float = 0.0
     token: float = 0.0
 
-    def machines(self, mode: str) -> Machines:
-        """Return the machines with which to simulate a mode."""
+    def machines(self, mode: str, at_once: int = 1) -> Machines:
+        """Return the machines with which to simulate a mode. In `pp` and `stpp` a stage works while the
+        others wait if there is one request, and while they work if there are more (`at_once`)."""
         if mode == "pipedec":  # what is sent is part of the timestep's end
             links = [lambda tokens: 0.0] * (len(self.groups) - 1)
             groups, alone = ([self._curve(one) for one in every] for every in (self.groups, self.alone))
             more = {"beside": self.beside, "alone": alone, "draft_alone": self._curve(self.draft_alone)}
-            return Machines(groups, links, self.drafter(), self.end, **more)
+            return Machines(groups, links, self._curve(self.draft), self.end, **more)
         last = self.judging if mode == "stpp" else self.alone[-1]
-        groups = [self._curve(one) for one in (*self.alone[:-1], last)]
+        groups, draft = [*self.alone[:-1], last], self.draft_alone
+        if at_once > 1:
+            logits = [more - one for more, one in zip(last, self.alone[-1])]
+            last = [one + max(more, 0.0) for one, more in zip(self.groups[-1], logits)]
+            groups, draft = [*self.groups[:-1], last], self.draft
+        groups = [self._curve(one) for one in groups]
         links, broadcast = [self._curve(self.hop)] * (len(groups) - 1), self.broadcast
-        if measured := self.round if mode == "stpp" else self.token:  # earlier versions did not measure it
+        measured = self.round if mode == "stpp" else self.token  # earlier versions did not measure it
+        if measured and at_once == 1:  # other requests use the time
             links, broadcast = [lambda tokens: 0.0] * len(links), measured
-        return Machines(groups, links, self._curve(self.draft_alone), broadcast=broadcast)
+        return Machines(groups, links, self._curve(draft), broadcast=broadcast)
 
     @property
     def end(self) -> float:
         """Return the seconds of a timestep that the curves of groups and drafter do not include."""
         return self.waiting or self.sync  # earlier versions measured only `sync`
 
-    def target(self) -> CostCurve:
-        """Return the seconds of the whole target by tokens: those of all groups together."""
-        return self._curve([sum(one) for one in zip(*self.groups)])
-
-    def drafter(self) -> CostCurve:
-        """Return the seconds of a draft step by expanded nodes."""
-        return self._curve(self.draft)
-
     def _curve(self, seconds: Sequence[float]) -> CostCurve:
-        # noise may make measured times fall
-        return CostCurve(self.sizes, [max(seconds[: i + 1]) for i in range(len(seconds))])
+        from sklearn.isotonic import isotonic_regression
+
+        return CostCurve(self.sizes, isotonic_regression(seconds).tolist())  # noise may make times fall
 
 
 @torch.no_grad()
@@ -127,12 +127,15 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
         (stage or draft, ()),  # together
         (draft or stage, ()),  # beside a stage it takes turns with that
         (stage, layout.stages),
-        (judge, layout.stages[-2:]),
+        (judge, layout.stages[-2:]),  # another stage's weights pass the caches in between
         (draft, ()),
     ]
     steps, rounds, tokens = [], [], []
 
     def one_round() -> list[float]:
+        for work in (stage, draft):  # what decoded prompts have left gives way
+            if work is not None:
+                work.begin()
         own = [time_once(ranks, work, SIZES, in_turn) for work, in_turn in parts]
         return [*(s for one in own for s in one), *_hops(me, ranks, hidden), _broadcast(me, ranks)]
 
@@ -192,6 +195,8 @@ def measure(me: Member, ranks: Ranks, requests: Sequence[Request], hidden: int) 
 
 def times(ranks: Ranks, work: Work | None, sizes: Sequence[int]) -> list[float]:
     """Return this rank's median seconds by size while all ranks work, 0 without work."""
+    if work is not None:
+        work.begin()
     taken = [time_once(ranks, work, sizes) for _ in range(WARM_UP + ROUNDS)]
     return [statistics.median(one) for one in zip(*taken[WARM_UP:])]
 
@@ -202,8 +207,7 @@ def time_once(
     """Return this rank's seconds by size, 0 without work. All ranks start together, or those of `in_turn` one
     after the other, as in `pp`, where each evicts what the one before left in the caches."""
     taken = [0.0] * len(sizes)
-    if work is not None:
-        work.begin()
+    ranks.total([0])  # what is prepared here would disturb others' last size
     for i, size in enumerate(sizes):
         if work is not None:
             work.prepare(size)
@@ -228,6 +232,8 @@ def stage_work(me: Member, hidden: int, judges: bool = False, sizes: Sequence[in
     def begin() -> None:
         stage.reset()
         stage.prefill(inputs[:CONTEXT])
+        stage.cache.reserve(max(sizes))
+        me.wait()
 
     def run(size: int) -> None:
         started = time.perf_counter()
@@ -258,7 +264,8 @@ def draft_work(me: Member, hidden: int, sizes: Sequence[int] = SIZES) -> Work | 
     def prepare(size: int) -> None:
         nonlocal tree
         if tree is None:
-            state = me.drafter.new_state(1, CONTEXT + 8 * len(sizes))
+            room = 1 + max(sizes) + len(sizes) * (WARM_UP + ROUNDS)  # a tree, and the roots before it
+            state = me.drafter.new_state(1, CONTEXT + room)
             me.drafter.update(state, tokens, tapped[None], tokens.new_tensor([CONTEXT]))
         else:
             tree.advance(NO_TOKEN, tapped[:1])
@@ -266,6 +273,7 @@ def draft_work(me: Member, hidden: int, sizes: Sequence[int] = SIZES) -> Work | 
         tree = PredictionTree(me.drafter, state, 0, size, size, me.device)
         tree.expand()
         tree.grow(1)
+        me.wait()
 
     def run(size: int) -> None:
         started = time.perf_counter()

@@ -4,8 +4,8 @@ Texts are decoded once. Trees in flight and static trees are then grown against 
 and their time is simulated for given machines.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +24,6 @@ from drafttrain.pipeline.simulate import (
     total_seconds,
 )
 from drafttrain.target_lm.model import FrozenTarget
-from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.drafter import Drafter
 from drafttrain.utils.errors import UserError
 
@@ -99,16 +98,14 @@ def encoded(
         yield KnownText(list(prompt), answer, tapped, limit)
 
 
-def machines(
-    stages: int, target: CostCurve, draft: CostCurve, link: Link, sync: float, beside: bool = False
-) -> Machines:
-    """Return machines with equal stages of a target whose whole forward takes `target` seconds by tokens.
+def cut(whole: Machines, stages: int, link: Link) -> Machines:
+    """Return machines with equal stages of what all stages of `whole` take together."""
 
-    Args:
-        beside: as in `Machines`.
-    """
-    share = CostCurve(target.sizes, tuple(seconds / stages for seconds in target.seconds))
-    return Machines([share] * stages, [link] * (stages - 1), draft, sync, beside=beside)
+    def share(curves: Sequence[Callable[[int], float]]) -> list[Callable[[int], float]]:
+        return [lambda n: sum(curve(n) for curve in curves) / stages] * stages if curves else []
+
+    links = [link] * (stages - 1)
+    return replace(whole, stages=share(whole.stages), links=links, alone=share(whole.alone))
 
 
 def sent_bytes(target: FrozenTarget) -> int:
@@ -120,7 +117,7 @@ def sent_bytes(target: FrozenTarget) -> int:
 def outlook(
     drafter: Drafter,
     texts: Sequence[KnownText],
-    described: Iterable[Machines],
+    described: Iterable[Mapping[str, Machines]],
     width: int,
     children: int,
     layers: int = 1,
@@ -130,7 +127,8 @@ def outlook(
     """Yield a row for each pipeline: all modes, simulated over all texts, `at_once` of them together.
 
     Args:
-        described: the machines of each pipeline, each group a stage.
+        described: the machines of each pipeline by mode, each group a stage; those of "single" have the speed
+            of one process.
         width, children, layers, best_first: of the tree in flight (`PipelineConfig`).
 
     Raises:
@@ -154,15 +152,15 @@ def outlook(
         )
 
     for pipeline in described:
-        tree = len(pipeline.stages), width, children, layers
+        tree = len(pipeline["pipedec"].stages), width, children, layers
         traces = [replay(drafter, *_known(t), *tree, best_first=best_first, limit=t.limit) for t in texts]
-        stpp, shape = fastest(pipeline, at_once)
+        stpp, shape = fastest(pipeline["stpp"], at_once)
         yield Row(
-            len(pipeline.stages),
-            _seconds([pp_jobs(pipeline, len(text.answer) - 1) for text in texts], at_once) / tokens,
+            tree[0],
+            _seconds([pp_jobs(pipeline["pp"], len(text.answer) - 1) for text in texts], at_once) / tokens,
             stpp / tokens,
-            _seconds([pipedec_jobs(pipeline, trace) for trace in traces], at_once) / tokens,
-            fastest(one_process(pipeline), 1)[0] / tokens,
+            _seconds([pipedec_jobs(pipeline["pipedec"], trace) for trace in traces], at_once) / tokens,
+            fastest(one_process(pipeline["single"]), 1)[0] / tokens,
             sum(trace.hits for trace in traces) / max(sum(max(trace.tokens - 1, 0) for trace in traces), 1),
             sum(len(trace.steps) for trace in traces) / tokens,
             shape,

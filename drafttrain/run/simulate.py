@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from drafttrain.drafters.model import DraftModel
     from drafttrain.pipeline.measure import PipelineCosts
     from drafttrain.pipeline.outlook import Row
+    from drafttrain.pipeline.simulate import Machines
     from drafttrain.target_lm.model import FrozenTarget
-    from drafttrain.trees.costs import CostCurve
 
+MODES = "pp", "stpp", "pipedec"
 CONTEXT, ROUNDS = 256, 7  # tokens of context and rounds of the timings that are measured here
 
 
@@ -69,7 +70,7 @@ def _simulate(config: SimulateConfig, note: Callable[[str], None]) -> tuple[list
     from drafttrain.data.prompts import read_prompts
     from drafttrain.inference.params import SamplingParams
     from drafttrain.kernels.machine import describe_machine
-    from drafttrain.pipeline.outlook import known_texts, machines, outlook, sent_bytes
+    from drafttrain.pipeline.outlook import cut, known_texts, outlook, sent_bytes
     from drafttrain.pipeline.simulate import Link
 
     prompts = read_prompts(config.prompts, config.limit)
@@ -83,7 +84,7 @@ def _simulate(config: SimulateConfig, note: Callable[[str], None]) -> tuple[list
     ids = [prompt.token_ids(target.tokenizer) for prompt in prompts]
     for prompt, tokens in zip(prompts, ids):
         target.check_length(tokens, config.max_new_tokens, prompt.id)
-    *costs, sync, beside = _costs(config, target, drafter)
+    whole, curves = _costs(config, target, drafter)
     taps = getattr(drafter.config, "tapped_blocks", [])
     sampling = SamplingParams(**asdict(config.sampling))
     texts = known_texts(target, taps, ids, config.max_new_tokens, sampling)
@@ -91,16 +92,13 @@ def _simulate(config: SimulateConfig, note: Callable[[str], None]) -> tuple[list
     size = 2 * target.hidden_size if is_described else sent_bytes(target)  # described: 16 bits
     link = Link(config.link.gbit, config.link.ms / 1e3, size)
     note("texts are decoded")
-    described = (machines(stages, *costs, link, sync, beside) for stages in config.stages)
+    described = ({mode: cut(one, n, link) for mode, one in whole.items()} for n in config.stages)
     tree, rows = (config.width, config.children, config.layers, config.best_first), []
     for row in outlook(drafter, texts, described, *tree, config.concurrency):
         rows.append(row)
         note(f"{len(rows)} of {len(config.stages)}: {row.stages} stages")
     machine = describe_machine(torch.device("cpu"), target.dtype) | {"threads": config.threads}
-    curves = {
-        name: [list(curve.sizes), list(curve.seconds)] for name, curve in zip(("target", "draft"), costs)
-    }
-    return rows, {"machine": machine, "curves": curves, "recipe": asdict(config)}
+    return rows, {"machine": machine, **curves, "recipe": asdict(config)}
 
 
 def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:
@@ -118,33 +116,35 @@ def _load(config: SimulateConfig) -> tuple["FrozenTarget", "DraftModel"]:
 
 def _costs(
     config: SimulateConfig, target: "FrozenTarget", drafter: "DraftModel"
-) -> tuple["CostCurve", "CostCurve", float, bool]:
-    """Return the seconds of a target forward by tokens, a draft step by nodes and the end of a timestep,
-    given in the recipe, or measured here or by `drafttrain pipeline --calibrate`; and whether the drafter
-    shares the first stage's machine, as that says of its ranks."""
+) -> tuple[dict[str, "Machines"], dict[str, Any]]:
+    """Return the machines of the whole target by mode, given in the recipe, or measured here or by
+    `drafttrain pipeline --calibrate`; and the costs themselves, to be written."""
     import torch
 
     from drafttrain.calibration.timing import VERIFIED, fitting_context, measure_costs
+    from drafttrain.pipeline.simulate import Machines
     from drafttrain.trees.costs import CostCurve
 
     if config.costs is not None:
         costs = read_costs(config.costs, target.n_blocks)
-        return costs.target(), costs.drafter(), costs.end, costs.beside
-    found, sync = [], config.sync_ms / 1e3
-    for points in (config.target_ms, config.draft_ms):
+        machines = {mode: costs.machines(mode, config.concurrency) for mode in MODES}
+        return machines | {"single": costs.machines("stpp")}, {"costs": asdict(costs)}
+    found = {}
+    for name, points in (("target", config.target_ms), ("draft", config.draft_ms)):
         sizes = points and tuple(int(size) for size, _ in points)
-        found.append(points and CostCurve(sizes, tuple(ms / 1e3 for _, ms in points)))
-    if None not in found:
-        return found[0], found[1], sync, False
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
-    try:
-        contexts = [fitting_context(target, CONTEXT, VERIFIED)]
-        measured = measure_costs(target, drafter, config.children, contexts, ROUNDS)[:2]
-    finally:
-        torch.set_num_threads(before)
-    curves = [curve.cost() for [curve] in measured]
-    return found[0] or curves[0], found[1] or curves[1], sync, False
+        found[name] = points and CostCurve(sizes, tuple(ms / 1e3 for _, ms in points))
+    if None in found.values():
+        before = torch.get_num_threads()
+        torch.set_num_threads(config.threads)
+        try:
+            contexts = [fitting_context(target, CONTEXT, VERIFIED)]
+            measured = measure_costs(target, drafter, config.children, contexts, ROUNDS)[:2]
+        finally:
+            torch.set_num_threads(before)
+        found = {name: found[name] or curve.cost() for name, [curve] in zip(found, measured)}
+    whole = Machines([found["target"]], [], found["draft"], config.sync_ms / 1e3)
+    curves = {name: [list(curve.sizes), list(curve.seconds)] for name, curve in found.items()}
+    return dict.fromkeys((*MODES, "single"), whole), {"curves": curves}
 
 
 def read_costs(path: str, n_blocks: int | None = None) -> "PipelineCosts":

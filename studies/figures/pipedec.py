@@ -7,8 +7,8 @@ those of WMT14 named by --prompts wmt14=FILE; a larger target and its small LM a
 pair is SmolLM2 with the committed EDD drafter. Cuts, width, children and static tree of real ranks are chosen
 on tuning prompts.
 
-Estimated minutes on 2 cores: `pipedec_vs_pp` and `pipedec_best_first_vs_pp` 30 each, `paced14_vs_pp` 50,
-`paced14_layers_vs_stpp` and `paced14_best_first_vs_stpp` 20 each, `sim_error` 15 after `pipedec_vs_pp` and
+Estimated minutes on 2 cores: `pipedec_vs_pp` 45, `pipedec_best_first_vs_pp` 30, `paced14_vs_pp` 50,
+`paced14_layers_vs_stpp` and `paced14_best_first_vs_stpp` 20 each, `sim_error` 10 after `pipedec_vs_pp` and
 `paced14_vs_pp`, the pair's counts 60 (`--resume` goes on), `pipeline_mismatches` 40, `top8_accuracy` 30, the
 others 1 to 3.
 """

@@ -11,7 +11,7 @@ from drafttrain.calibration.timing import VERIFIED, fitting_context, measure_cos
 from drafttrain.data.prompts import Prompt, read_prompts
 from drafttrain.inference.params import SamplingParams
 from drafttrain.kernels.machine import describe_machine
-from drafttrain.pipeline.outlook import machines, sent_bytes
+from drafttrain.pipeline.outlook import cut, sent_bytes
 from drafttrain.pipeline.simulate import Link, Machines
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.costs import CostCurve
@@ -42,7 +42,7 @@ def accelerators(stages: int, hidden: int) -> Machines:
     """Describe accelerators on which a drafting step takes as long as one of fourteen stages."""
     target = CostCurve((1, WIDTH), [14 * DRAFT_MS / 1e3] * 2)
     draft = CostCurve((1, WIDTH), [DRAFT_MS / 1e3] * 2)
-    return machines(stages, target, draft, Link(GBIT, LATENCY, 2 * hidden), SYNC)
+    return cut(Machines([target], [], draft, SYNC), stages, Link(GBIT, LATENCY, 2 * hidden))
 
 
 def simulated_figures(run: Run) -> Measured:
@@ -101,8 +101,8 @@ def machines_here(stages: int, target: FrozenTarget, folder: Path) -> Machines:
     """Describe stages that share this machine's time of a forward equally, with this drafter's own time; they
     send states as the target's blocks compute them."""
     found = read_json(folder / CURVES)
-    curves = (CostCurve(*map(tuple, found[name])) for name in ("target", "draft"))
-    return machines(stages, *curves, Link(GBIT, LATENCY, sent_bytes(target)), SYNC)
+    whole, draft = (CostCurve(*map(tuple, found[name])) for name in ("target", "draft"))
+    return cut(Machines([whole], [], draft, SYNC), stages, Link(GBIT, LATENCY, sent_bytes(target)))
 
 
 def grown(

@@ -13,7 +13,7 @@ from drafttrain.data.prompts import read_prompts
 from drafttrain.inference.params import SamplingParams
 from drafttrain.pipeline.outlook import KnownText, encoded, known_texts
 from drafttrain.pipeline.replay import replay, replay_policy
-from drafttrain.pipeline.simulate import pipedec_jobs, pp_jobs, stpp_jobs, total_seconds
+from drafttrain.pipeline.simulate import Machines, pipedec_jobs, pp_jobs, stpp_jobs, total_seconds
 from drafttrain.pipeline.simulate import run as simulated
 from drafttrain.run.simulate import read_costs
 from drafttrain.trees.parse import parse_policy
@@ -244,7 +244,7 @@ def against(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def sim_error(run: Run) -> Measured:
     """Simulate what was measured, with the costs of the same ranks on tuning prompts and the trees' real
     course; the value is the largest deviation of a mode's seconds per token after the prompt. Those of real
-    ranks are simulated with the costs after each repeat, and averaged.
+    ranks are simulated with the costs after each repeat; the median counts, as of the repeats themselves.
 
     Raises:
         UserError: `pipedec_vs_pp` or `paced14_vs_pp` has not been measured here.
@@ -275,9 +275,9 @@ def sim_error(run: Run) -> Measured:
         known = dict(zip(prompts, encoded(pair.target, taps, prompts.values(), answers, limit)))
         for mode in wanted:
             measured = modes.per_token(rows, mode, "decoding")
-            stages = int(keys.get("stages.ranks", 2))
-            times = [predicted(pair, known, mode, keys, path, stages) for path in paths]
-            expected = statistics.fmean(sum(one[prompt] for prompt in measured) for one in times)
+            machines = [read_costs(str(path)).machines(mode) for path in paths]
+            times = predicted(pair, known, mode, keys, machines, int(keys.get("stages.ranks", 2)))
+            expected = sum(times[prompt] for prompt in measured)
             errors[f"{name.split(',')[0]} {mode}"] = expected / sum(measured.values()) - 1
     worst = max(errors.values(), key=abs)
     return {"sim_error": {"value": abs(worst), "errors": errors, "machine": in_dtype(pair.target)}}
@@ -293,24 +293,29 @@ def calibrated(folder: Path, keys: Mapping[str, Any]) -> Path:
 
 
 def predicted(
-    pair, known: Mapping[Name, KnownText], mode: str, keys: Mapping[str, Any], path: Path, stages: int
+    pair,
+    known: Mapping[Name, KnownText],
+    mode: str,
+    keys: Mapping[str, Any],
+    machines: Sequence[Machines],
+    stages: int,
 ) -> dict[Name, float]:
-    """Return the simulated seconds per token of each text."""
-    machines, found = read_costs(str(path)).machines(mode), {}
+    """Return the simulated seconds per token of each text, the median over descriptions of the machines."""
+    found = {}
     for name, text in known.items():
         tokens, own = len(text.answer) - 1, (text.prompt, text.answer, text.tapped)
         if not tokens:
             continue
         if mode == "pp":
-            jobs = pp_jobs(machines, tokens)
+            jobs = [pp_jobs(one, tokens) for one in machines]
         elif mode == "stpp":
             rounds = replay_policy(pair.drafter, *own, parse_policy(keys["tree"]))
-            jobs = stpp_jobs(machines, [(one.drafted, one.nodes) for one in rounds])
+            jobs = [stpp_jobs(one, [(r.drafted, r.nodes) for r in rounds]) for one in machines]
         else:
             shape = (int(keys.get(key, 1)) for key in ("width", "children", "layers"))
             trace = replay(pair.drafter, *own, stages, *shape, limit=text.limit)
-            jobs = pipedec_jobs(machines, trace)
-        found[name] = total_seconds(simulated([jobs])) / tokens
+            jobs = [pipedec_jobs(one, trace) for one in machines]
+        found[name] = statistics.median(total_seconds(simulated([one])) for one in jobs) / tokens
     return found
 
 

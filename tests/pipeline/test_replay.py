@@ -13,10 +13,10 @@ from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import TreeProposer
 from drafttrain.pipeline.baselines import stpp
 from drafttrain.pipeline.member import Request
-from drafttrain.pipeline.outlook import known_texts, machines, outlook
+from drafttrain.pipeline.outlook import cut, known_texts, outlook
 from drafttrain.pipeline.program import pipedec
 from drafttrain.pipeline.replay import replay, replay_policy, replay_static
-from drafttrain.pipeline.simulate import Link
+from drafttrain.pipeline.simulate import Link, Machines
 from drafttrain.pipeline.transport import run_locally
 from drafttrain.trees.costs import CostCurve
 from drafttrain.trees.expand import next_layer
@@ -188,7 +188,8 @@ def test_the_hit_rate_of_a_simulation_counts_no_answers_of_one_token(whole, fold
     drafter = new_drafter(target, settings, torch.arange(512)).eval()
     whole_text, one = known_texts(target, [], [prompts[2]] * 2, 8, SamplingParams())
     one = replace(one, answer=one.answer[:1])
-    described = machines(3, CostCurve((1,), (0.4,)), CostCurve((1,), (0.1,)), Link(10.0, 0.0, 64), 0.0)
+    whole_target = Machines([CostCurve((1,), (0.4,))], [], CostCurve((1,), (0.1,)))
+    described = dict.fromkeys(("pp", "stpp", "pipedec", "single"), cut(whole_target, 3, Link(10.0, 0.0, 64)))
     rates = [
         row.hit_rate
         for texts in ([whole_text], [whole_text, one, one])

@@ -121,6 +121,12 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
         assert len(group) == len(costs.sizes) and all(0.004 <= seconds < 0.1 for seconds in group)
     assert 0 < costs.hop[0] < 0.1 and 0 < costs.broadcast < 0.1 and 0 < costs.sync < 0.1 and costs.beside
     assert costs.waiting < costs.sync  # less the work that trees, caches and the head are
+    measured = costs.machines("pp")
+    falling = replace(costs, hop=[3.0, 1.0, *range(5, 5 + len(costs.sizes) - 2)])  # by noise
+    assert falling.machines("pp", 2).sending(0, 1) == falling.machines("pp", 2).sending(0, 2) == 2.0
+    rows = {name: sorted(getattr(costs, name)) for name in ("judging", "draft", "draft_alone", "hop")}
+    groups = {name: [sorted(one) for one in getattr(costs, name)] for name in ("groups", "alone")}
+    costs = replace(costs, **rows, **groups)
     flight = costs.machines("pipedec")
     assert flight.sync == costs.waiting > 0
     assert [group(1) for group in flight.alone] == [group[0] for group in costs.alone]
@@ -133,14 +139,18 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
     assert costs.machines("stpp").broadcast == costs.round > 0  # messages are part of it
     assert costs.machines("stpp").sending(0, 1) == costs.machines("pp").sending(0, 1) == 0
     assert replace(costs, round=0.0).machines("stpp").broadcast == costs.broadcast
-    assert costs.target()(1) == pytest.approx(sum(group[0] for group in costs.groups))
+    busy = {mode: costs.machines(mode, 2) for mode in ("pp", "stpp")}  # with several requests all ranks work
+    assert [group(1) for group in busy["pp"].stages] == [group[0] for group in costs.groups]
+    assert busy["stpp"].stages[-1](32) >= busy["pp"].stages[-1](32) and busy["pp"].draft(1) == costs.draft[0]
+    assert busy["pp"].broadcast == costs.broadcast and busy["pp"].sending(0, 1) == costs.hop[0]
 
     simulated = ["recipes/tiny/pipeline/simulate.yaml", *words[1:-2], "--out", str(tmp_path / "simulated")]
     simulated += ["--drafter", str(tiny_bundle), "--dtype", "float32", "--costs", str(path)]
     declared = ["--target_ms", "null", "--draft_ms", "null"]
     assert main(["pipeline", "--simulate", *simulated, *declared]) == 0
     found = json.loads((tmp_path / "simulated" / "simulation.json").read_text())
-    assert found["rows"][0]["pp"] == pytest.approx(costs.target()(1))
+    assert found["rows"][0]["pp"] == pytest.approx(sum(group(1) for group in measured.stages) + costs.token)
+    assert main(["pipeline", "--simulate", *simulated, *declared, "--concurrency", "2"]) == 0
     assert main(["pipeline", "--simulate", *simulated]) == 2
     assert "target_ms: must be null beside costs" in capfd.readouterr().err
     values = json.loads(path.read_text())
