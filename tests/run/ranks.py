@@ -1,6 +1,7 @@
 """Ranks of `drafttrain pipeline` in processes of their own, on the tiny recipe."""
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -11,8 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from drafttrain.run.cli import main
+
 RECIPE = "recipes/tiny/pipeline/smollm2-2.yaml"
 COMMAND = [sys.executable, "-m", "drafttrain.run.cli", "pipeline"]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.run.rank_imports"])
 
 
 def recipe_words(target: Path, folder: Path, questions: Sequence[str]) -> list[str]:
@@ -31,37 +36,67 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(
-    commands: Sequence[Sequence[str]], folder: Path, **place: str
-) -> Iterator[list[subprocess.Popen]]:
-    """Start processes, whose output goes to 0.out, 0.err, 1.out, …; all are ended afterwards.
-
-    Args:
-        place: environment variables of all of them.
-    """
-    processes: list[subprocess.Popen] = []
+def started(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen]:
+    """Start a process, whose output goes to 0.out and 0.err; it is ended afterwards."""
+    with open(folder / "0.out", "w") as out, open(folder / "0.err", "w") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, preexec_fn=_hear_ctrl_c)
     try:
-        for i, command in enumerate(commands):
-            with open(folder / f"{i}.out", "w") as out, open(folder / f"{i}.err", "w") as err:
-                env = {**os.environ, **place, "RANK": str(i)} if place else None
-                processes.append(
-                    subprocess.Popen(command, env=env, stdout=out, stderr=err, preexec_fn=_hear_ctrl_c)
-                )
-        yield processes
+        yield process
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 def _hear_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # which workers of the suite may ignore
 
 
-def started_ranks(words: Sequence[str], n: int, folder: Path):
-    """Start n ranks of a pipeline as `started`, without a process that starts them."""
+class Rank:
+    """A rank of a pipeline in a process of its own, forked from one that has imported what it needs."""
+
+    def __init__(self, number: int, words: Sequence[str], folder: Path, place: dict[str, str]):
+        self.process = FORKS.Process(target=_rank, args=(number, list(words), folder, place))
+        self.process.start()
+
+    def ended(self) -> bool:
+        return self.process.exitcode is not None
+
+    def wait(self, timeout: float) -> int:
+        """Return its exit status, below 0 if a signal has ended it.
+
+        Raises:
+            AssertionError: it has not ended in these seconds.
+        """
+        self.process.join(timeout)
+        assert self.ended()
+        return self.process.exitcode
+
+    def send(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.process.pid, number)
+
+
+def _rank(number: int, words: list[str], folder: Path, place: dict[str, str]) -> None:
+    _hear_ctrl_c()
+    os.environ.update(place, RANK=str(number))
+    for descriptor, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / f"{number}.{name}", os.O_CREAT | os.O_WRONLY), descriptor)
+    sys.exit(main(["pipeline", *words]))
+
+
+@contextmanager
+def started_ranks(words: Sequence[str], n: int, folder: Path) -> Iterator[list[Rank]]:
+    """Start n ranks of a pipeline, whose output goes to 0.out, 0.err, 1.out, …; all are ended afterwards."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n)}
-    return started([[*COMMAND, *words]] * n, folder, **place)
+    ranks: list[Rank] = []
+    try:
+        for number in range(n):
+            ranks.append(Rank(number, words, folder, place))
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.join()
 
 
 def wait_for(is_so: Callable[[], bool], seconds: float) -> None:

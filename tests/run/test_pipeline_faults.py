@@ -33,8 +33,7 @@ def lines(file: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("mode", "lost", "sent"),
     [
-        ("pp", 1, signal.SIGKILL),
-        ("pp", 0, signal.SIGSTOP),
+        *(("pp", lost, sent) for lost in range(3) for sent in (signal.SIGKILL, signal.SIGSTOP)),
         ("pp", 2, signal.SIGINT),
         ("pipedec", 0, signal.SIGKILL),
         ("pipedec", 1, signal.SIGSTOP),
@@ -47,10 +46,14 @@ def test_a_lost_rank_ends_the_others(words, tiny_bundle, tmp_path, mode, lost, s
     words += ["--stages.ranks", "3", "--mode", mode, "--timeout_s", "4"]
     words += [] if mode == "pp" else ["--drafter", str(tiny_bundle)]
     with started_ranks(words, 3, tmp_path) as ranks:
+
+        def ended() -> bool:
+            return any(rank.ended() for rank in ranks)
+
         # from then on they decode
-        wait_for(lambda: "p0: " in (tmp_path / "0.out").read_text() or ended(ranks), START)
-        assert not ended(ranks)
-        ranks[lost].send_signal(sent)
+        wait_for(lambda: "p0: " in (tmp_path / "0.out").read_text() or ended(), START)
+        assert not ended()
+        ranks[lost].send(sent)
         began, reasons = time.monotonic(), []
         for number in {0, 1, 2} - {lost}:
             assert ranks[number].wait(timeout=30) == 1 and time.monotonic() - began < 4 + 5
@@ -63,10 +66,6 @@ def test_a_lost_rank_ends_the_others(words, tiny_bundle, tmp_path, mode, lost, s
         assert {*reasons} <= {"timed out", "the connection was closed"}
         assert ("timed out" in reasons) == (sent == signal.SIGSTOP)
         assert sent == signal.SIGSTOP or ranks[lost].wait(timeout=2) == -sent
-
-
-def ended(processes) -> bool:
-    return any(process.poll() is not None for process in processes)
 
 
 def children(pid: int) -> set[int]:
@@ -87,8 +86,8 @@ def children(pid: int) -> set[int]:
 @pytest.mark.parametrize("lost", [0, 1, None])
 def test_the_command_ends_with_all_its_ranks(words, tmp_path, lost):
     """A rank that is killed, and Ctrl-C in the process that has started the ranks."""
-    with started([[*COMMAND, *words]], tmp_path) as [command]:
-        wait_for(lambda: "p0: " in (tmp_path / "0.out").read_text() or ended([command]), START)
+    with started([*COMMAND, *words], tmp_path) as command:
+        wait_for(lambda: "p0: " in (tmp_path / "0.out").read_text() or command.poll() is not None, START)
         assert len(ranks := children(command.pid)) == 2
         if lost is None:
             os.kill(command.pid, signal.SIGINT)
@@ -112,8 +111,8 @@ def is_from(rank: int) -> Callable[[str], bool]:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs Linux")
 def test_a_rank_that_is_killed_while_it_loads_is_named_at_once(words, tmp_path):
     """The first rank waits for it, for as long as `timeout_s`."""
-    with started([[*COMMAND, *words]], tmp_path) as [command]:
-        wait_for(lambda: len(children(command.pid)) == 2 or ended([command]), START)
+    with started([*COMMAND, *words], tmp_path) as command:
+        wait_for(lambda: len(children(command.pid)) == 2 or command.poll() is not None, START)
         os.kill(max(children(command.pid)), signal.SIGKILL)
         assert command.wait(timeout=60) == 1
         assert any("rank 1: was ended by signal 9, " in line for line in lines(tmp_path / "0.err"))
