@@ -54,8 +54,8 @@ def _hear_ctrl_c() -> None:
 class Rank:
     """A rank of a pipeline in a process of its own, forked from one that has imported what it needs."""
 
-    def __init__(self, number: int, words: Sequence[str], folder: Path, place: dict[str, str]):
-        self.process = FORKS.Process(target=_rank, args=(number, list(words), folder, place))
+    def __init__(self, number: int, words: Sequence[str], folder: Path, home: Path, place: dict[str, str]):
+        self.process = FORKS.Process(target=_rank, args=(number, list(words), folder, home, place))
         self.process.start()
 
     def ended(self) -> bool:
@@ -76,22 +76,30 @@ class Rank:
         os.kill(self.process.pid, number)
 
 
-def _rank(number: int, words: list[str], folder: Path, place: dict[str, str]) -> None:
+def _rank(number: int, words: list[str], folder: Path, home: Path, place: dict[str, str]) -> None:
     _hear_ctrl_c()
     os.environ.update(place, RANK=str(number))
     for descriptor, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / f"{number}.{name}", os.O_CREAT | os.O_WRONLY), descriptor)
+    os.chdir(home)
     sys.exit(main(["pipeline", *words]))
 
 
 @contextmanager
-def started_ranks(words: Sequence[str], n: int, folder: Path) -> Iterator[list[Rank]]:
-    """Start n ranks of a pipeline, whose output goes to 0.out, 0.err, 1.out, …; all are ended afterwards."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n)}
+def started_ranks(
+    words: Sequence[Sequence[str]], folder: Path, homes: Sequence[Path] = ()
+) -> Iterator[list[Rank]]:
+    """Start a rank of a pipeline for each list of words, whose output goes to 0.out, 0.err, 1.out, …; all are
+    ended afterwards.
+
+    Args:
+        homes: the folders that they work in; by default this one.
+    """
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(len(words))}
     ranks: list[Rank] = []
     try:
-        for number in range(n):
-            ranks.append(Rank(number, words, folder, place))
+        for number, (own, home) in enumerate(zip(words, homes or [Path.cwd()] * len(words), strict=True)):
+            ranks.append(Rank(number, own, folder, home, place))
         yield ranks
     finally:
         for rank in ranks:

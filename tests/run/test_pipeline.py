@@ -17,7 +17,7 @@ from drafttrain.run.cli import main
 from drafttrain.run.recipe import load_settings
 from drafttrain.run.simulate import read_costs
 from drafttrain.utils.errors import UserError
-from tests.run.ranks import free_port, recipe_words
+from tests.run.ranks import recipe_words, started_ranks
 
 
 @pytest.fixture
@@ -42,8 +42,14 @@ def test_it_decodes_what_the_whole_target_decodes(
 ):
     more = ["--drafter", str(tiny_bundle), "--mode", mode, "--stages.ranks", "3"]
     more += ["--concurrency", str(at_once), "--link", "{gbit: 10, ms: 0.5}", *stages]
-    assert main(["pipeline", *words, *more]) == 0
-    shown = capfd.readouterr().out
+    if stages:  # forked: the command's own ranks take seconds to begin
+        world_size = load_settings(PipelineConfig, words[0], [*words[1:], *more]).world_size
+        with started_ranks([[*words, *more]] * world_size, tmp_path) as ranks:
+            assert [rank.wait(120) for rank in ranks] == [0] * world_size
+        shown = (tmp_path / "0.out").read_text()
+    else:
+        assert main(["pipeline", *words, *more]) == 0
+        shown = capfd.readouterr().out
     assert f"mode {mode}, prompts 2" in shown and f", out {tmp_path / 'out'}\n" in shown
     assert ("hit rate" in shown) == (mode != "pp")
     rows = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -254,26 +260,13 @@ def test_ranks_with_other_files_end(words, tiny_target_folder, tiny_bundle, tmp_
         (tmp_path / f"b/{where}/config.json").write_text(json.dumps(stored))
     else:
         (tmp_path / "b/target/generation_config.json").write_text('{"eos_token_id": [0, 7, 11]}')
-    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    root = {"PYTHONPATH": os.getcwd()}
-    words = [os.path.abspath(words[0]), "--target", "./target", *words[3:]]
+    words = [os.path.abspath(words[0]), "--target", "./target", *words[3:], "--probe", "false"]
     words += ["--drafter", "./drafter", "--mode", "stpp"] if where == "drafter" else []
-    command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words]
-    ranks = [
-        subprocess.Popen(
-            [*command, "--probe", "false"],
-            env={**place, **root, "RANK": str(rank)},
-            cwd=tmp_path / host,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, host in enumerate("ab")
-    ]
-    found = [rank.communicate(timeout=60)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 2]
-    for lines in found:
-        assert f"{other}: must be the same at all ranks, got others at rank 1 than at rank 0; start" in lines
-    assert "Traceback" not in found[0] + found[1]
+    with started_ranks([words] * 2, tmp_path, [tmp_path / "a", tmp_path / "b"]) as ranks:
+        assert [rank.wait(60) for rank in ranks] == [2, 2]
+    for rank in range(2):
+        [line] = (tmp_path / f"{rank}.err").read_text().splitlines()
+        assert f"{other}: must be the same at all ranks, got others at rank 1 than at rank 0; start" in line
 
 
 def test_an_unreachable_host_is_one_line(words):
@@ -305,35 +298,15 @@ def test_a_port_of_another_program_is_one_line(words):
 
 def test_ranks_with_other_recipes_end_before_they_load(words, tiny_target_folder, tmp_path):
     """Here there are no weights, which loading would report."""
-    import socket
-
     target = shutil.copytree(tiny_target_folder, tmp_path / "target")
     for weights in target.glob("*.safetensors*"):
         weights.unlink()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    more = ["--target", str(target), "--timeout_s", "240"]  # for starts that take long
-    command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words, *more]
-    ranks = [
-        subprocess.Popen(
-            [*command, "--width", str(4 + rank)],
-            env={**place, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
+    words += ["--target", str(target), "--timeout_s", "240"]  # for starts that take long
+    with started_ranks([[*words, "--width", str(4 + rank)] for rank in range(2)], tmp_path) as ranks:
+        assert [rank.wait(300) for rank in ranks] == [2, 2]
+    for rank in range(2):
+        [line] = (tmp_path / f"{rank}.err").read_text().splitlines()
+        assert line == (
+            "drafttrain: recipe and versions: must be the same at all ranks, got others at rank 1 than "
+            "at rank 0; start all ranks with the same recipe, files and versions"
         )
-        for rank in range(2)
-    ]
-    try:
-        for rank in ranks:
-            [line] = rank.communicate(timeout=300)[1].splitlines()
-            assert line == (
-                "drafttrain: recipe and versions: must be the same at all ranks, got others at rank 1 than "
-                "at rank 0; start all ranks with the same recipe, files and versions"
-            )
-            assert rank.returncode == 2
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()

@@ -45,7 +45,7 @@ def test_a_lost_rank_ends_the_others(words, tiny_bundle, tmp_path, mode, lost, s
     """One line on every other rank; a rank that is interrupted ends, though it waits for a message."""
     words += ["--stages.ranks", "3", "--mode", mode, "--timeout_s", "4"]
     words += [] if mode == "pp" else ["--drafter", str(tiny_bundle)]
-    with started_ranks(words, 3, tmp_path) as ranks:
+    with started_ranks([words] * 3, tmp_path) as ranks:
 
         def ended() -> bool:
             return any(rank.ended() for rank in ranks)
@@ -127,7 +127,7 @@ def is_alive(pid: int) -> bool:
 
 def ends_in_a_line(words, tmp_path, mistaken: int, problem: str) -> None:
     """Two ranks end with a line each: one for its mistake, the other one as it is left alone."""
-    with started_ranks(words, 2, tmp_path) as ranks:
+    with started_ranks([words] * 2, tmp_path) as ranks:
         assert ranks[mistaken].wait(timeout=START) == 2 and ranks[1 - mistaken].wait(timeout=30) == 1
     [line], [other] = (lines(tmp_path / f"{rank}.err") for rank in (mistaken, 1 - mistaken))
     assert problem in line and other.startswith(LOST.format(1 - mistaken) + "meet the others")
