@@ -1,5 +1,4 @@
-"""What ranks of the tests have imported, so that each of them need not: imported by the process that they are
-forked from."""
+"""Imports of a rank, made once by the process that the tests fork their ranks from."""
 
 import os
 
