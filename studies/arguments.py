@@ -112,6 +112,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "of the work, for one of N processes; their raw files joined are the whole",
     },
     "together": {"action": "store_true", "help": "let SEED grow the trees of a task at the same time"},
+    "tune": {"action": "store_true", "help": "compare trees of drafts on training problems"},
     "resume": {"action": "store_true", "help": "go on with an interrupted run's raw data"},
 }
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from drafttrain.inference.acceptance import AcceptanceRule
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.session import Session, Verified, judge, propose
-from drafttrain.target_lm.model import TargetStates
+from drafttrain.target_lm.cache import TreeCache
+from drafttrain.target_lm.model import FrozenTarget, TargetStates
 from drafttrain.trees.lists import rows_of
 from drafttrain.trees.tree import TokenTree
 
@@ -49,18 +50,27 @@ def run_target_many(
         cache.reserve(tree.width)
         found = target.forward(cache, tree.tokens, tree.depths, tree.ancestors())
         return [(found, target.head(found.final))]
-    for session, tree in zip(sessions, trees):
+    states = target.forward_many(*zip(*nodes_of(sessions, trees)))
+    return list(zip(states, heads(target, [one.final for one in states])))
+
+
+def nodes_of(
+    sessions: Sequence[Session], trees: Sequence[TokenTree]
+) -> list[tuple[TreeCache, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Return cache, tokens, depths and ancestors of each session's tree, as `FrozenTarget.forward_many` takes
+    them, with room for the tree in the cache."""
+    for session, tree in zip(sessions, trees, strict=True):
         session.cache.reserve(tree.width)
-    states = target.forward_many(
-        [session.cache for session in sessions],
-        [tree.tokens for tree in trees],
-        [tree.depths for tree in trees],
-        [tree.ancestors() for tree in trees],
-    )
-    sizes = [tree.tokens.numel() for tree in trees]
-    final = torch.cat([found.final.flatten(0, 1) for found in states])  # [N, H]
-    parts = target.head(final).split(sizes)  # [B * n, V] each
-    return [(found, part.view(*tree.tokens.shape, -1)) for found, part, tree in zip(states, parts, trees)]
+    return [
+        (session.cache, tree.tokens, tree.depths, tree.ancestors()) for session, tree in zip(sessions, trees)
+    ]
+
+
+def heads(target: FrozenTarget, finals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return logits [..., V] of several final states [..., H], by one product."""
+    rows = [final.flatten(0, -2) for final in finals]  # [n, H] each
+    parts = target.head(torch.cat(rows)).split([len(row) for row in rows])  # [n, V] each
+    return [part.view(*final.shape[:-1], -1) for part, final in zip(parts, finals)]
 
 
 def judge_many(

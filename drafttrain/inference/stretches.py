@@ -1,7 +1,5 @@
 """Chunked prefill of long prompts: the mask of a whole prompt grows with the square of its length."""
 
-from collections.abc import Sequence
-
 import torch
 
 from drafttrain.target_lm.cache import TreeCache
@@ -25,33 +23,4 @@ def encode_in_stretches(
         order = torch.arange(part.shape[1], device=tokens.device)  # [m]
         parts.append(target.forward(cache, part, order, causal(len(order), tokens.device)))
         cache.add((lengths - begin).clamp(0, len(order)), len(order))
-    return _joined(parts)
-
-
-def encode_many_in_stretches(
-    target: FrozenTarget, caches: Sequence[TreeCache], tokens: Sequence[torch.Tensor], stretch: int
-) -> list[TargetStates]:
-    """Prefill prompts in chunks, each after the committed tokens of its cache, and commit them.
-
-    Args:
-        tokens: tokens of each prompt, int64 [1, n].
-        stretch: tokens of each prompt in one forward.
-    """
-    parts: list[list[TargetStates]] = [[] for _ in tokens]
-    for begin in range(0, max(one.shape[1] for one in tokens), stretch):
-        rows = [i for i, one in enumerate(tokens) if begin < one.shape[1]]
-        new = [tokens[i][:, begin : begin + stretch] for i in rows]  # [1, m] each
-        orders = [torch.arange(one.shape[1], device=target.device) for one in new]  # [m] each
-        seen = [causal(len(order), target.device) for order in orders]
-        states = target.forward_many([caches[i] for i in rows], new, orders, seen)
-        for i, order, found in zip(rows, orders, states):
-            caches[i].add(torch.full_like(order[:1], len(order)), len(order))
-            parts[i].append(found)
-    return [_joined(found) for found in parts]
-
-
-def _joined(parts: Sequence[TargetStates]) -> TargetStates:
-    """Concatenate the states of chunks to those of the whole text."""
-    if len(parts) == 1:
-        return parts[0]
     return TargetStates(*(torch.cat(states, 1) for states in zip(*((x.tapped, x.final) for x in parts))))

@@ -164,11 +164,9 @@ class Pace:
     """Hooks that run between a piece of work and the use of its result; they do nothing by default. Paced
     runs sleep here to simulate slower devices, and tests control the order of events."""
 
-    def prefilled(self, began: float, tokens: int) -> None:
-        """Run after a target forward over this many prompt tokens, before the drafter's prefill."""
-
     def drafted(self, began: float, branches: Sequence[Branch]) -> None:
         """Run after drafting for branches, which began at this time of the timeline's clock."""
 
-    def verified(self, began: float, trees: Sequence[TokenTree]) -> None:
-        """Run after a target forward over these trees, before acceptance (on a GPU after it)."""
+    def forwarded(self, began: float, tokens: int, trees: Sequence[TokenTree]) -> None:
+        """Run after a target forward over this many prompt tokens and over these trees, before acceptance (on
+        a GPU after it) and the drafter's prefill."""

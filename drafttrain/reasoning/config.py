@@ -97,6 +97,8 @@ class SchedulerConfig:
             candidates are sampled.
         short: answers limited to at most this many tokens, such as scores, get no drafts: the drafter would
             prefill the prompt for a token or two. 0: all answers get drafts.
+        chunk: maximum number of prompt tokens in a target forward that also verifies drafts (chunked
+            prefill). null: the whole prompt.
     """
 
     verifier: Literal["one", "batched"] = "batched"
@@ -106,6 +108,7 @@ class SchedulerConfig:
     threads: list[int] | None = None
     shared_ngrams: bool | Literal["auto"] = "auto"
     short: int = setting(16, ge=0)
+    chunk: int | None = setting(None, ge=1)
 
     def __post_init__(self) -> None:
         check_choices(self, "scheduler")

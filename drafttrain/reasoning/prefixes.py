@@ -1,19 +1,19 @@
 """Prefix cache: samples of one prompt share its encoding, and different prompts that of a common prefix."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import commonprefix
 from typing import Any
 
 import torch
 
 from drafttrain.inference.acceptance import AcceptanceRule
-from drafttrain.inference.many import read_many
+from drafttrain.inference.many import heads, nodes_of, read_many, run_target_many
 from drafttrain.inference.proposer import NoProposer, Proposer
 from drafttrain.inference.session import DRAFT_SLOTS, STRETCH, Session, choose_root
-from drafttrain.inference.stretches import encode_many_in_stretches
 from drafttrain.target_lm.cache import TreeCache
-from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.target_lm.masks import causal
+from drafttrain.target_lm.model import FrozenTarget, TargetStates
 from drafttrain.trees.tree import TokenTree
 
 # Tokens of the prompts that are encoded in one forward, padding of the drafter's forward included: a few
@@ -41,6 +41,28 @@ class Encoded:
     logits: torch.Tensor
     is_finite: bool
     state: Any = None
+
+
+@dataclass
+class Reading:
+    """A prompt that the target is reading.
+
+    Attributes:
+        tokens: of the prompt.
+        cache: the target's KV cache of what it has read.
+        tapped: its tapped states of the same, [n, K·H] for each forward.
+        encoded: the prompt once it has been read.
+    """
+
+    tokens: list[int]
+    cache: TreeCache | None = None
+    tapped: list[torch.Tensor] = field(default_factory=list)
+    encoded: Encoded | None = None
+
+    @property
+    def left(self) -> int:
+        """Return how many tokens have not been read."""
+        return 0 if self.encoded else len(self.tokens) - sum(map(len, self.tapped))
 
 
 class PrefixStore:
@@ -80,22 +102,61 @@ class PrefixStore:
             widest = width
         return chosen
 
-    def encode(self, prompts: Sequence[Sequence[int]], max_len: Sequence[int]) -> list[Encoded]:
-        """Return prompts in the target's KV cache. What cannot be copied from kept prompts runs in one
-        forward, or in several if it is long.
+    def holds(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt can be copied as a whole."""
+        return _known(self._find(list(prompt)), list(prompt)) == len(prompt)
+
+    def begin(self, prompts: Sequence[Sequence[int]], max_len: Sequence[int]) -> list[Reading]:
+        """Return prompts with the prefixes that can be copied from kept ones.
 
         Args:
             max_len: tokens of each prompt and its output together, as for `read` and `sessions`.
         """
-        prompts, rooms = [list(prompt) for prompt in prompts], _rooms(max_len)
-        found = [self._find(prompt) for prompt in prompts]
-        new = [i for i, prompt in enumerate(prompts) if _known(found[i], prompt) < len(prompt)]
-        if new:
-            encoded = self._encode(*([each[i] for i in new] for each in (prompts, rooms, found)))
-            for i, one in zip(new, encoded):
-                found[i] = one
-        self.shared += sum(len(prompt) for i, prompt in enumerate(prompts) if i not in new)
-        return found
+        return [self._begin(list(prompt), room) for prompt, room in zip(prompts, _rooms(max_len))]
+
+    def encode(
+        self,
+        readings: Sequence[Reading],
+        limit: int | None = None,
+        sessions: Sequence[Session] = (),
+        trees: Sequence[TokenTree] = (),
+    ) -> list[tuple[TargetStates, torch.Tensor]]:
+        """Run prompts through the target, and in the first forward draft trees of sessions beside them.
+
+        Returns:
+            the target's states and logits [1, n, V] at the nodes of each tree.
+
+        Args:
+            limit: the most prompt tokens that run, the first prompts first (chunked prefill). None: all, in
+                several forwards if a prompt is long.
+        """
+        outputs: list[tuple[TargetStates, torch.Tensor]] = []
+        if not any(reading.left for reading in readings):
+            return run_target_many(sessions, trees) if trees else outputs
+        nodes = nodes_of(sessions, trees)
+        while unread := [reading for reading in readings if reading.left]:
+            chunks = [(reading, self._chunk(reading, n)) for reading, n in _shares(unread, limit) if n]
+            prompts = [(reading.cache, *chunk) for reading, chunk in chunks]
+            states = self.target.forward_many(*zip(*prompts, *nodes))
+            for (reading, (_, order, _)), found in zip(chunks, states):
+                reading.cache.add(torch.full_like(order[:1], len(order)), len(order))
+                reading.tapped.append(found.tapped[0])
+                self.encoded += len(order)
+            ended = [
+                (reading, found.final[:, -1])  # [1, H]
+                for (reading, _), found in zip(chunks, states)
+                if not reading.left
+            ]
+            at_nodes = states[len(chunks) :]
+            finals = [*(final for _, final in ended), *(found.final for found in at_nodes)]
+            if finals:
+                logits = heads(self.target, finals)  # [1, V] each, [1, n, V] each
+                self._end([reading for reading, _ in ended], logits[: len(ended)])
+                outputs += zip(at_nodes, logits[len(ended) :])
+            if limit:
+                break
+            nodes = []
+        return outputs
 
     def read(self, encoded: Sequence[Encoded], max_len: Sequence[int], proposers: Sequence[Proposer]) -> None:
         """Prefill the proposer with prompts that it has not read yet and that will get drafts."""
@@ -149,28 +210,33 @@ class PrefixStore:
         best = max(among, key=lambda one: (_shared(one.tokens, prompt), one.tokens == prompt), default=None)
         return best if best is not None and _shared(best.tokens, prompt) else None
 
-    def _encode(
-        self, prompts: list[list[int]], rooms: list[int], likes: list[Encoded | None]
-    ) -> list[Encoded]:
-        """Run prompts through the target, but for the prefixes that are copied from kept ones (`likes`)."""
-        target, device = self.target, self.target.device
-        known = [_known(like, prompt) for like, prompt in zip(likes, prompts)]
-        tokens = [torch.tensor([prompt[n:]], device=device) for prompt, n in zip(prompts, known)]  # [1, n]
-        caches = []
-        for prompt, room, like, n in zip(prompts, rooms, likes, known):
-            room = len(prompt) if self.capacity else room
-            caches.append(like.cache.copy(n, room) if n else target.new_cache(1, room))
-        states = encode_many_in_stretches(target, caches, tokens, STRETCH)
-        logits = target.head(torch.stack([one.final[0, -1] for one in states]))  # [B, V]
-        self.encoded += sum(one.shape[1] for one in tokens)
-        self.shared += sum(known)
-        tapped = [
-            torch.cat([like.tapped[:n], one.tapped[0]]) if n else one.tapped[0]
-            for like, n, one in zip(likes, known, states)
-        ]
-        finite = logits.amax(1).isfinite().tolist()  # waits for a GPU, so that its work is done on return
-        rows = zip(prompts, caches, map(_own, tapped), map(_own, logits), finite)
-        return [Encoded(*row) for row in rows]
+    def _begin(self, prompt: list[int], room: int) -> Reading:
+        like = self._find(prompt)
+        known = _known(like, prompt)
+        self.shared += known
+        if known == len(prompt):
+            return Reading(prompt, encoded=like)
+        room = len(prompt) if self.capacity else room
+        if not known:
+            return Reading(prompt, self.target.new_cache(1, room))
+        return Reading(prompt, like.cache.copy(known, room), [like.tapped[:known]])
+
+    def _chunk(self, reading: Reading, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return a prompt's next n tokens [1, n], their depths [n] and what they see [n, n]."""
+        device, first = self.target.device, len(reading.tokens) - reading.left
+        tokens = torch.tensor([reading.tokens[first : first + n]], device=device)  # [1, n]
+        return tokens, torch.arange(n, device=device), causal(n, device)
+
+    def _end(self, readings: Sequence[Reading], logits: Sequence[torch.Tensor]) -> None:
+        """Note that prompts have been read, and the logits [1, V] after each."""
+        if not readings:
+            return
+        rows = torch.cat(list(logits))  # [B, V]
+        finite = rows.amax(1).isfinite().tolist()  # waits for a GPU, so that its work is done on return
+        for reading, row, is_finite in zip(readings, rows, finite):
+            tapped = torch.cat(reading.tapped) if len(reading.tapped) > 1 else reading.tapped[0]  # [n, K·H]
+            given = reading.tokens, reading.cache, _own(tapped), _own(row), is_finite
+            reading.encoded = Encoded(*given)
 
     def _read(self, encoded: list[Encoded], rooms: list[int]) -> None:
         """Prefill the proposer with prompts that it has not read, but for prefixes of prompts that it has."""
@@ -226,6 +292,18 @@ class PrefixStore:
 def _own(row: torch.Tensor) -> torch.Tensor:
     """Return a row in memory of its own: a kept one would keep those of all prompts of its forward."""
     return row if row.untyped_storage().nbytes() == row.nbytes else row.clone()
+
+
+def _shares(readings: Sequence[Reading], limit: int | None) -> list[tuple[Reading, int]]:
+    """Return how many tokens of each prompt run in the next forward."""
+    if limit is None:
+        return [(reading, min(reading.left, STRETCH)) for reading in readings]
+    shares = []
+    for reading in readings:
+        n = min(reading.left, limit)
+        shares.append((reading, n))
+        limit -= n
+    return shares
 
 
 def _rooms(max_len: Sequence[int]) -> list[int]:

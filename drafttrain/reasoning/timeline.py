@@ -16,7 +16,8 @@ class Span:
 
     Attributes:
         who: "target", "drafter" or the name of a drafting worker.
-        what: "prefill" (the target or the drafter reads prompts), "verify" or "draft".
+        what: "prefill" (the target or the drafter reads prompts), "verify" or "draft". A forward of the
+            target over prompts and drafts has two spans.
         sequences: numbers of the sequences.
         begin, end: seconds since the timeline began.
     """
@@ -61,7 +62,9 @@ class Timeline:
         if begin is None:
             begin = self.spans[0].begin if len(self.spans) == NEWEST else 0.0
         end = max((span.end for span in self.spans), default=0.0) if end is None else end
-        total = sum(
-            max(0.0, min(span.end, end) - max(span.begin, begin)) for span in self.spans if span.who == who
-        )
+        own = sorted((span.begin, span.end) for span in self.spans if span.who == who)
+        total, until = 0.0, begin
+        for first, last in own:  # spans of one forward overlap
+            total += max(0.0, min(last, end) - max(first, until))
+            until = max(until, last)
         return total / (end - begin) if end > begin else 0.0

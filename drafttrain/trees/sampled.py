@@ -101,9 +101,10 @@ class SampledTreePolicy(TreePolicy):
                 f"k_config: must be at most candidates ({self.candidates}), got {max(self.k_config)}; raise "
                 "candidates"
             )
-        nodes = 1 + sum(itertools.accumulate(self.k_config, operator.mul))
-        if nodes > LARGEST:
-            raise UserError(f"k_config: must be at most {LARGEST} nodes, got {nodes}; write smaller numbers")
+        if self.nodes > LARGEST:
+            raise UserError(
+                f"k_config: must be at most {LARGEST} nodes, got {self.nodes}; write smaller numbers"
+            )
         self._active: dict[int, list[tuple[int, int]]] = {}  # by thread
 
     def set_active(self, seeds: Sequence[int], positions: Sequence[int]) -> None:
@@ -115,6 +116,11 @@ class SampledTreePolicy(TreePolicy):
     def max_depth(self) -> int:
         """Return the number of layers of drafts."""
         return len(self.k_config)
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of nodes of a tree without a threshold, the root included."""
+        return 1 + sum(itertools.accumulate(self.k_config, operator.mul))
 
     def grow(self, drafter: Drafter, state: object, root: torch.Tensor) -> TokenTree:
         """Draft trees after root tokens [B]."""

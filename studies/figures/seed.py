@@ -31,6 +31,7 @@ from studies.seed.methods import (
     BATCHED_AR,
     SERIAL_AR,
     TASK_FILES,
+    TUNING_FILES,
     Grown,
     Method,
     collect,
@@ -42,7 +43,6 @@ from studies.seed.methods import (
 from studies.seed.pairs import DRAFTER, Pair, load_pair
 from studies.weights import tensors_by_address, weights_by_address
 
-TUNING = {"gsm8k": "data/tuning_gsm8k.jsonl"}
 TUNING_PROBLEMS = {"A": 1, "B": 2}  # trees of thoughts that each choice of drafts grows
 PROMPTS = "data/tuning_prompts.jsonl"
 SAMPLES, MISMATCH_PROMPTS = 3, 6
@@ -120,8 +120,8 @@ def tune(
         for method, own in variants.items()
         for label, one in own.items()
     ]
-    tasks = dict.fromkeys(TUNING, TUNING_PROBLEMS[pair.name])
-    found = collect(pair, lambda task: candidates, tasks, 1, raw, resume, files=TUNING)
+    tasks = dict.fromkeys(TUNING_FILES, TUNING_PROBLEMS[pair.name])
+    found = collect(pair, lambda task: candidates, tasks, 1, raw, resume, files=TUNING_FILES)
     rates = {
         method: {label: 1 / seconds_per_token(of(found, f"{method}, {label}")) for label in own}
         for method, own in variants.items()

@@ -34,11 +34,12 @@ TASK_FILES = {
     "gsm8k": "data/eval/gsm8k_test.jsonl.gz",
     "blocksworld": "data/eval/blocksworld_step_6.jsonl.gz",
 }
+TUNING_FILES = {"gsm8k": "data/tuning_gsm8k.jsonl"}
 SERIAL_AR, BATCHED_AR = "serial AR", "batched AR"
 GENERATOR, EVALUATOR = "generator", "evaluator"
 SEQUENCES = 3  # thoughts of a state
 WARM_UP = 24  # tokens; fewer get no drafts
-SCHEDULING = 2  # 1: a round of calls after the other; 2: calls follow from answers
+SCHEDULING = 3  # 1: a round of calls after the other; 2: calls follow from answers; 3: mixed batches
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,10 @@ def scheduled(
     sequences: int = SEQUENCES,
     threads: list[int] | None = None,
     short: int = SchedulerConfig.short,
+    chunk: int | None = None,
 ) -> Method:
     """Return the method of three sequences at a time, drafted for together (Figure 1c)."""
-    scheduler = SchedulerConfig(verifier, "joined", sequences, overlap, threads, short=short)
+    scheduler = SchedulerConfig(verifier, "joined", sequences, overlap, threads, short=short, chunk=chunk)
     return Method(name, tree, scheduler)
 
 
@@ -251,15 +253,17 @@ def part(stats: DecodeStats) -> Part:
 def busy(timeline: Timeline) -> float | None:
     """Return the share of time that the target works, from the first verdict on and while two or more
     sequences, whose prompts are encoded, live; None: there is no such time."""
-    own = [span for span in timeline.spans if span.who == TARGET]
     begins: dict[int, float] = {}
     ends: dict[int, float] = {}
-    for span in own:
+    for span in timeline.spans:
+        is_encoding = (span.who, span.what) == (TARGET, "prefill")
         for number in span.sequences:
-            begins.setdefault(number, span.end if span.what == "prefill" else span.begin)
+            if is_encoding:  # several times if it is long
+                begins[number] = span.end
+            begins.setdefault(number, span.begin)
             ends[number] = span.end
     changes = sorted([(at, 1) for at in begins.values()] + [(at, -1) for at in ends.values()])
-    first = min((span.end for span in own if span.what == "verify"), default=math.inf)
+    first = min((span.end for span in timeline.spans if span.what == "verify"), default=math.inf)
     live, worked, shared = 0, 0.0, 0.0
     for (at, change), (end, _) in itertools.pairwise(changes):
         live += change

@@ -2,6 +2,7 @@
 
     python -m studies.seed.paced --limit 1
     python -m studies.seed.paced --together
+    python -m studies.seed.paced --tune
 
 The real tokens are computed beside it. A forward of the target takes 40 ms for up to 32 tokens, a step of the
 drafter 4 ms for up to 8 sequences, each on a device of its own. Three methods grow the same trees in turn:
@@ -9,6 +10,9 @@ serial AR, serial MCSD, and SEED with verifier `one` for three sequences, whose 
 
 A tree leaves one sequence alone for a good part of its time, with which nothing can overlap. So --together
 lets SEED grow all trees of a task at the same time, still three sequences, beside one tree after the other.
+
+--tune prints SEED's tokens per second on GSM8K's training problems with each tree of drafts that fits in a
+forward.
 """
 
 import json
@@ -18,7 +22,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -28,16 +32,18 @@ from drafttrain.reasoning.branches import Branch, Pace
 from drafttrain.reasoning.config import SearchConfig
 from drafttrain.reasoning.reason import Growth, grow_all
 from drafttrain.reasoning.tasks import TASKS
+from drafttrain.trees.parse import parse_policy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.provenance import git_commit
 from drafttrain.utils.writing import write_json
 from studies import arguments
-from studies.seed.comparison import ratio
+from studies.seed.comparison import of, ratio, seconds_per_token
 from studies.seed.methods import (
     SERIAL_AR,
     TASK_FILES,
+    TUNING_FILES,
     Grown,
     Method,
     collect,
@@ -51,6 +57,8 @@ from studies.seed.pairs import DEFAULTS, Pair, load_pair
 # The fastest by accept_len on tuning prompts and the declared times, among those whose forwards two cores
 # compute in the declared time: after the long prompts of Blocksworld not the 29 tokens of the larger one.
 TREES = {"writing": drawn(4, 2, 1, 1), "gsm8k": drawn(4, 2, 1, 1), "blocksworld": drawn(2, 2, 1)}
+CANDIDATES = [drawn(4, 2, 1, 1), drawn(3, 2, 1, 1), drawn(2, 2, 1, 1), drawn(2, 1, 1, 1)]
+CANDIDATES += [drawn(2, 2, 1), drawn(2, 1, 1), drawn(1, 1, 1, 1, 1)]
 THREADS = [2, 1]  # the target's forward on both cores; drafting needs little of one
 SERIAL_SD, SEED, TOGETHER = "serial MCSD", "SEED", "SEED, trees together"
 TARGET_SECONDS, TARGET_TOKENS = 0.040, 32
@@ -70,15 +78,13 @@ class Paced(Pace):
     late: int = 0
     lateness: list[float] = field(default_factory=list)
 
-    def prefilled(self, began: float, tokens: int) -> None:
-        self._hold(began, _parts(tokens, TARGET_TOKENS) * TARGET_SECONDS)
-
     def drafted(self, began: float, branches: Sequence[Branch]) -> None:
         steps = max(int(branch.tree.depths.max()) for branch in branches)
         self._hold(began, steps * _parts(len(branches), STEP_SEQUENCES) * STEP_SECONDS)
 
-    def verified(self, began: float, trees: Sequence[TokenTree]) -> None:
-        self._hold(began, _parts(sum(tree.width for tree in trees), TARGET_TOKENS) * TARGET_SECONDS)
+    def forwarded(self, began: float, tokens: int, trees: Sequence[TokenTree]) -> None:
+        nodes = sum(tree.width for tree in trees)
+        self._hold(began, _parts(tokens + nodes, TARGET_TOKENS) * TARGET_SECONDS)
 
     def _hold(self, began: float, seconds: float) -> None:
         left = began + seconds - time.perf_counter()
@@ -168,11 +174,24 @@ def declared_devices() -> Iterator[None]:
 
 def seed_method(tree: str) -> Method:
     """Return SEED with this tree; a drafter with a device of its own drafts for short answers, too."""
-    return scheduled(SEED, tree, "one", overlap=True, threads=THREADS, short=0)
+    chunk = TARGET_TOKENS - parse_policy(tree).nodes
+    return scheduled(SEED, tree, "one", overlap=True, threads=THREADS, short=0, chunk=chunk)
+
+
+def tune(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[str, float]:
+    """Return SEED's tokens per second on training problems by tree of drafts."""
+    methods = [replace(seed_method(tree), name=tree) for tree in CANDIDATES]
+    tasks = dict.fromkeys(TUNING_FILES, limit)
+    with declared_devices():
+        found = collect(pair, lambda task: methods, tasks, 1, raw, resume, Paced, TUNING_FILES)
+    return {tree: 1 / seconds_per_token(of(found, tree)) for tree in CANDIDATES}
 
 
 def study(args: Namespace) -> None:
     pair = load_pair("B", args.target, args.bundle, args.dtype)
+    if args.tune:
+        print(json.dumps(tune(pair, args.limit or 2, args.out / "tuning_paced.jsonl", args.resume)))
+        return
     if args.together:
         rows = together(pair, args.limit or 3, args.out / "paced_together.json", args.resume)
         for method in (SEED, TOGETHER):
@@ -190,7 +209,7 @@ def study(args: Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    names = ("bundle", "target", "dtype", "limit", "resume", "together")
+    names = ("bundle", "target", "dtype", "limit", "resume", "together", "tune")
     return arguments.run(study, __doc__, argv, names, "docs/results/raw/seed", **DEFAULTS)
 
 

@@ -24,13 +24,14 @@ from drafttrain.drafters.eagle import EagleConfig, EagleModel
 from drafttrain.inference import many
 from drafttrain.inference.acceptance import accept_greedy
 from drafttrain.inference.decode import Request, decode_all
+from drafttrain.inference.many import propose_many, run_target_many
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.session import judge, prefill
 from drafttrain.kernels import team
 from drafttrain.kernels.linear import is_available
+from drafttrain.reasoning import execution
 from drafttrain.reasoning import prefixes as prefix_store
-from drafttrain.reasoning import scheduler
 from drafttrain.reasoning.branches import Branch, HangingWorker, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.interface import Call
@@ -322,7 +323,8 @@ def test_texts_are_the_same_with_random_delays(loaded):
         def drafted(self, began, branches):
             time.sleep(self.draws.random() * 2e-3)
 
-        verified = drafted
+        def forwarded(self, began, tokens, trees):
+            self.drafted(began, [])
 
     for kind in ("chain:length=3", DRAWN):
         asked = requests(1.0)
@@ -371,8 +373,8 @@ def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, dr
 
 def test_who_waits_for_a_core_does_not_draft(loaded, monkeypatch):
     """Three workers share one core."""
-    call, slow = scheduler.propose_many, 0.02
-    monkeypatch.setattr(scheduler, "propose_many", lambda *given: time.sleep(slow) or call(*given))
+    call, slow = execution.propose_many, 0.02
+    monkeypatch.setattr(execution, "propose_many", lambda *given: time.sleep(slow) or call(*given))
     monkeypatch.setattr(ScheduledDecoder, "_threads", lambda self: (1, 1))
     config = scheduling("one", "each", sequences=3, overlap=True)
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=1"), config)
@@ -415,11 +417,11 @@ def test_a_hanging_worker_is_noticed(monkeypatch):
 @pytest.mark.parametrize("way", [way for way in WAYS if way.overlap], ids=name)
 def test_a_worker_that_blocks_ends_the_run(loaded, way, monkeypatch):
     """In time, although it holds the only core that others wait for; once it goes on, all threads end."""
-    take, call, released = Rounds.take, scheduler.propose_many, threading.Event()
+    take, call, released = Rounds.take, execution.propose_many, threading.Event()
     monkeypatch.setattr("drafttrain.reasoning.branches.POLL", 0.05)
     monkeypatch.setattr(Rounds, "take", lambda *given, **more: take(*given, **{"patience": 0.3} | more))
     monkeypatch.setattr(ScheduledDecoder, "_threads", lambda self: (1, 1))
-    monkeypatch.setattr(scheduler, "propose_many", lambda *given: released.wait(60) and call(*given))
+    monkeypatch.setattr(execution, "propose_many", lambda *given: released.wait(60) and call(*given))
     proposer, config = proposer_of(loaded, "chain:length=2"), replace(way, sequences=3)
     decoder = ScheduledDecoder(loaded.target, proposer, config)
     before, started = set(threading.enumerate()), time.monotonic()
@@ -444,7 +446,7 @@ def test_idle_workers_wait_for_as_long_as_a_verdict_takes(loaded, monkeypatch):
     monkeypatch.setattr(Rounds, "take", lambda self, *given, **more: take(self, *given, **impatient | more))
 
     class Long(Pace):
-        def verified(self, began, trees):
+        def forwarded(self, began, tokens, trees):
             time.sleep(0.4)
 
     asked = [replace(one, max_new_tokens=3) for one in requests(0.0, 2)]
@@ -570,7 +572,7 @@ def test_nan_in_one_sequence_ends_it_alone(loaded, monkeypatch, overlap):
 
 def test_ctrl_c_ends_all_threads(loaded):
     class Interrupting(Pace):
-        def verified(self, began, trees):
+        def forwarded(self, began, tokens, trees):
             raise KeyboardInterrupt
 
     before, started = threading.active_count(), time.monotonic()
@@ -622,7 +624,7 @@ def test_each_worker_has_the_threads_that_were_asked_for(
     class Counting(Pace):
         seen = set()
 
-        def verified(self, began, trees):
+        def forwarded(self, began, tokens, trees):
             self.seen.add(("target", team.team_size()))
 
         def drafted(self, began, branches):
@@ -763,7 +765,7 @@ def test_calls_that_follow_come_first(loaded):
     decoder = ScheduledDecoder(loaded.target, NoProposer(), scheduling("one", "each", sequences=1))
     call = Call(PROMPTS[0], 2, SamplingParams())
     decoder.answer([call] * 3, lambda number, answer: [call, call] if number == 0 else [])
-    order = [span.sequences for span in decoder.timeline.spans if span.what == "prefill"]
+    order = [span.sequences for span in decoder.timeline.spans if span.what == "verify"]
     assert order == [(0,), (3,), (4,), (1,), (2,)]
 
 
@@ -995,7 +997,9 @@ def proposers(loaded, tiny_target_folder) -> dict:
 
 def begin(store, prompts, max_len, accept, proposers):
     """Return a session of each prompt, as the scheduler begins them."""
-    encoded = store.encode(prompts, max_len)
+    readings = store.begin(prompts, max_len)
+    assert store.encode(readings) == []
+    encoded = [reading.encoded for reading in readings]
     store.read(encoded, max_len, proposers)
     return store.sessions(encoded, max_len, accept, proposers)
 
@@ -1169,11 +1173,13 @@ def test_prompts_are_encoded_together_where_drafts_are_verified_together(loaded,
         def __init__(self):
             self.tokens = []
 
-        def prefilled(self, began, tokens):
-            self.tokens.append(tokens)
+        def forwarded(self, began, tokens, trees):
+            if tokens:
+                self.tokens.append(tokens)
 
     asked = requests(1.0)
-    for verifier, forwards in (("one", 8), ("batched", 2 if prefixes else 1)):
+    different = len({tuple(one.prompt_ids) for one in asked}) if prefixes else 8
+    for verifier, forwards in (("one", different), ("batched", 2 if prefixes else 1)):
         pace = Prompts()
         decoder = ScheduledDecoder(
             loaded.target, NoProposer(), scheduling(verifier, sequences=8), prefixes, pace
@@ -1182,8 +1188,91 @@ def test_prompts_are_encoded_together_where_drafts_are_verified_together(loaded,
         assert [branch.row.output for branch in branches] == plain[1.0]
         assert len(pace.tokens) == forwards and sum(pace.tokens) == decoder.store.encoded
         spans = [span.sequences for span in decoder.timeline.spans if span.what == "prefill"]
-        assert sorted(number for span in spans for number in span) == list(range(8))
+        assert len({number for span in spans for number in span}) >= different
         assert len(spans) == forwards
+
+
+@pytest.mark.parametrize("kind", ["edd", "eagle", "lm"])
+@pytest.mark.parametrize(("stretch", "limit"), [(2048, None), (5, None), (2048, 4), (2048, 100)])
+def test_drafts_are_verified_in_the_forward_that_encodes_prompts(
+    loaded, tiny_target_folder, kind, stretch, limit, monkeypatch
+):
+    """Bit for bit as apart, in stretches and chunks, too."""
+    monkeypatch.setattr(prefix_store, "STRETCH", stretch)
+    target = loaded.target
+    target.tap([-1] if kind == "eagle" else [-2])
+    proposer = proposers(loaded, tiny_target_folder)[kind]
+    for prompts in (FAMILY[3:4], FAMILY[4:]):  # the first one can be copied: nothing but the drafts runs
+        made = []
+        for mixed in (False, True):
+            store = PrefixStore(target, proposer, 8192)
+            rooms, rules = [80] * len(prompts), [accept_greedy] * len(prompts)
+            own = begin(store, FAMILY[:2], [80] * 2, [accept_greedy] * 2, [proposer] * 2)
+            trees = propose_many(own, [0, 1], [1, 1])
+            readings = store.begin(prompts, rooms)
+            if mixed:
+                outputs = store.encode(readings, limit, own, trees)
+                while any(reading.left for reading in readings):
+                    assert limit and store.encode(readings, limit) == []
+            else:
+                store.encode(readings)
+                outputs = run_target_many(own, trees)
+            encoded = [reading.encoded for reading in readings]
+            verified = many.judge_many(own, trees, [accept_greedy] * 2, outputs)
+            store.read(encoded, rooms, [proposer] * len(prompts))
+            new = store.sessions(encoded, rooms, rules, [proposer] * len(prompts))
+            made.append((own, verified, new))
+        for (apart, one), (joined, other) in zip(*(zip(*each[:2]) for each in made)):
+            assert one.accepted.path.tolist() == other.accepted.path.tolist()
+            assert torch.equal(one.logits, other.logits) and torch.equal(one.tapped, other.tapped)
+            length = int(apart.cache.lengths)
+            assert joined.root == apart.root and joined.cache.lengths == length
+            assert torch.equal(joined.cache.kv[..., :length, :], apart.cache.kv[..., :length, :])
+        for prompt, apart, joined in zip(prompts, made[0][2], made[1][2]):
+            assert_fresh(joined, apart, len(prompt))
+    target.tap([-2])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_a_prompt_that_waits_and_a_draft_that_is_ready_run_in_one_forward(loaded, way):
+    class Forwards(Pace):
+        def __init__(self):
+            self.kinds = []
+
+        def forwarded(self, began, tokens, trees):
+            self.kinds.append((tokens > 0, len(trees)))
+            time.sleep(2e-3)  # drafting ends before the target's next forward
+
+    # none can be copied, and each answer ends while others go on
+    asked = [
+        Request([number] * 9, 4 + 3 * number, SamplingParams(1.0, seed=number)) for number in range(1, 7)
+    ]
+    pace = Forwards()
+    config = replace(way, sequences=3)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, DRAWN), config, pace=pace)
+    branches = decoder.decode(asked, stop=())
+    assert [b.row.output for b in branches] == texts(loaded.target, proposer_of(loaded, DRAWN), asked, way)
+    mixed = [trees for encodes, trees in pace.kinds if encodes and trees]
+    least = 5 if way.verifier == "one" else 3  # all prompts but the first one or, encoded together, three
+    assert len(mixed) >= (1 if way.overlap else least)
+    assert way.verifier == "batched" or max(trees for _, trees in pace.kinds) == 1
+    forwards = {(s.begin, s.what) for s in decoder.timeline.spans if s.who == "target"}
+    assert len(forwards) == len(pace.kinds) + len(mixed)  # a mixed one has two spans
+    assert decoder.timeline.busy() <= 1
+
+
+def test_the_seconds_of_a_mixed_forward_are_divided_by_tokens(loaded):
+    class Long(Pace):
+        def forwarded(self, began, tokens, trees):
+            if tokens and trees:
+                assert (tokens, [tree.width for tree in trees]) == (30, [3])
+                time.sleep(0.33)
+
+    first, second = (Request(prompt, limit) for prompt, limit in (([5, 6], 30), ([7] * 30, 2)))
+    config = scheduling("one", "each", sequences=2, overlap=False)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config, pace=Long())
+    drafted, encoded = (branch.stats for branch in decoder.decode([first, second], stop=()))
+    assert encoded.prefill_seconds >= 0.3 and 0.03 <= drafted.seconds < 0.3
 
 
 def test_small_lm_drafts_unchanged(tiny_target_folder, loaded, plain):

@@ -130,7 +130,7 @@ def test_a_warning_is_one_line(words, capsys):
 def test_a_worker_that_hangs_is_an_error_in_one_line(words, tiny_bundle, monkeypatch, capsys):
     take, released = Rounds.take, threading.Event()
     monkeypatch.setattr(Rounds, "take", lambda *given, **more: take(*given, **{"patience": 0.3} | more))
-    monkeypatch.setattr("drafttrain.reasoning.scheduler.propose_many", lambda *given: released.wait(60))
+    monkeypatch.setattr("drafttrain.reasoning.execution.propose_many", lambda *given: released.wait(60))
     drafts = ["--drafter", str(tiny_bundle), "--tree", "chain:length=2"]
     try:
         assert cli.main(words("writing", *drafts, "--scheduler.overlap", "true")) == 2

@@ -401,10 +401,13 @@ def test_paced_work_holds_its_device_for_the_declared_time():
     pace.drafted(began, [branch] * 9)  # two steps of 4 ms, for two groups of sequences
     assert time.perf_counter() - began >= 0.016
     began = time.perf_counter()
-    pace.verified(began, [tree])  # 33 tokens are two forwards
+    pace.forwarded(began, 0, [tree])  # 33 tokens are two forwards
     assert time.perf_counter() - began >= 0.080
-    pace.prefilled(began - 1.0, 5)
-    assert (pace.pieces, pace.late) == (3, 1) and pace.lateness[0] >= 0.9
+    began = time.perf_counter()
+    pace.forwarded(began, 32, [tree])  # 65 are three
+    assert time.perf_counter() - began >= 0.120
+    pace.forwarded(began - 1.0, 5, [])
+    assert (pace.pieces, pace.late) == (4, 1) and pace.lateness[0] >= 0.9
 
 
 def test_trees_that_grow_together_have_the_same_tokens(pair, tmp_path, monkeypatch):
