@@ -25,10 +25,25 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.reasoning.branches import Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.cores import own_cores, own_stream
-from drafttrain.reasoning.prefixes import PrefixStore, Reading
+from drafttrain.reasoning.prefixes import Encoding, PrefixStore
 from drafttrain.reasoning.timeline import DRAFTER, TARGET, Timeline
 from drafttrain.target_lm.model import TargetStates
 from drafttrain.trees.tree import TokenTree
+
+
+@dataclass
+class Admitted:
+    """A request whose prompt is being encoded.
+
+    Attributes:
+        number: index of the request.
+        seconds: that encoding the prompt has taken.
+    """
+
+    number: int
+    request: Request
+    prompt: Encoding
+    seconds: float = 0.0
 
 
 @dataclass
@@ -39,8 +54,7 @@ class Execution:
         threads: of all drafting together, where it overlaps with verifying.
         shares_ngrams: sequences of one prompt draft from each other's n-grams.
         requests: that wait for prefill, with their numbers.
-        taken, readings: requests whose prompts are being encoded, with their numbers, and these prompts.
-        reading_seconds: that this has taken.
+        admitted: requests whose prompts are being encoded.
         siblings: by prompt, what its first session has learned, while requests of this prompt wait.
         waiting: number of waiting requests of each prompt.
         live: number of branches that are encoded and have not ended.
@@ -58,9 +72,7 @@ class Execution:
     on_tokens: Callable[[Row], None]
     on_end: Callable[[Branch], Sequence[Request]]
     requests: deque[tuple[int, Request]] = field(default_factory=deque)
-    taken: list[tuple[int, Request]] = field(default_factory=list)
-    readings: list[Reading] = field(default_factory=list)
-    reading_seconds: float = 0.0
+    admitted: list[Admitted] = field(default_factory=list)
     rounds: Rounds = field(default_factory=Rounds)
     branches: list[Branch] = field(default_factory=list)
     siblings: dict[tuple[int, ...], Any] = field(default_factory=dict)
@@ -97,7 +109,7 @@ class Execution:
     def in_turns(self) -> None:
         """Alternate between drafting for all that wait and target forwards, each on all threads."""
         rounds = self.rounds
-        while self.live or self.requests or self.taken:
+        while self.live or self.requests or self.admitted:
             self.admit_copies()
             if rounds.to_draft and not rounds.ready:
                 waiting = rounds.take(rounds.to_draft, everything=True)
@@ -119,7 +131,7 @@ class Execution:
         try:
             for worker in crew:
                 worker.start()
-            while self.live or self.requests or self.taken:
+            while self.live or self.requests or self.admitted:
                 self.admit_copies()
                 self.advance()
         finally:
@@ -141,24 +153,24 @@ class Execution:
     @property
     def free(self) -> int:
         """Return how many requests may start."""
-        return self.config.sequences - self.live - len(self.taken)
+        return self.config.sequences - self.live - len(self.admitted)
 
     def admit_copies(self) -> None:
         """Start requests, first come, first served, as long as their prompts are in the prefix cache."""
-        while self.requests and self.free and self.store.holds(self.requests[0][1].prompt_ids):
-            self._start([self.requests.popleft()])
+        while self.requests and self.free > 0 and self.store.holds(self.requests[0][1].prompt_ids):
+            self._start(self._admit([0]))
 
     def advance(self) -> None:
         """Run the target once: over prompts that wait, up to the limit of sequences, and drafts that are
         ready. Verifier `one`: over one prompt and one draft. Wait for a draft only if no prompt waits."""
-        if not self.taken:
-            self._take_requests()
         rounds, branches = self.rounds, []
-        if rounds.ready or (self.live and not self.taken):
+        if not self.admitted and self.requests and self.free > 0:
+            self.admitted = self._admit(self._next())
+        if rounds.ready or (self.live and not self.admitted):
             branches = rounds.take(rounds.ready, self.batched)
         failed = [branch for branch in branches if branch.error]
         drafted = [branch for branch in branches if not branch.error]
-        if self.taken or drafted:
+        if self.admitted or drafted:
             self._run_target(drafted)
         for branch in drafted:
             root, step = branch.session.root, DecodeStats()
@@ -171,50 +183,50 @@ class Execution:
         for branch in failed:
             self._end(branch)
         self.lap()  # the time before was spent in the caller's code and is charged to no branch
-        if self.taken and not any(reading.left for reading in self.readings):
-            taken, readings, seconds = self.taken, self.readings, self.reading_seconds
-            self.taken, self.readings, self.reading_seconds = [], [], 0.0
-            self._start(taken, readings, seconds)
+        encoded = [one for one in self.admitted if not one.prompt.left]
+        self.admitted = [one for one in self.admitted if one.prompt.left]
+        if encoded:
+            self._start(encoded)
 
-    def _take_requests(self) -> None:
-        """Take the requests, if any may start, whose prompts are encoded next."""
-        if not self.requests or not self.free:
-            return
-        numbers = [0]
-        if self.batched:
-            prompts = [one.prompt_ids for _, one in itertools.islice(self.requests, self.free)]
-            numbers = self.store.together(prompts)
-        self.taken = [self.requests[i] for i in numbers]
+    def _next(self) -> list[int]:
+        """Return the indices of the waiting requests whose prompts are encoded next."""
+        if not self.batched:
+            return [0]
+        return self.store.together([one.prompt_ids for _, one in itertools.islice(self.requests, self.free)])
+
+    def _admit(self, numbers: Sequence[int]) -> list[Admitted]:
+        """Take waiting requests by their indices, and begin to encode their prompts."""
+        taken = [self.requests[i] for i in numbers]
         for i in reversed(numbers):
             del self.requests[i]
-        self.readings = self._begin(self.taken)
-
-    def _begin(self, taken: list[tuple[int, Request]]) -> list[Reading]:
-        return self.store.begin([request.prompt_ids for _, request in taken], _rooms(taken))
+        requests = [request for _, request in taken]
+        prompts = self.store.begin([one.prompt_ids for one in requests], [_room(one) for one in requests])
+        return [Admitted(*pair, prompt) for pair, prompt in zip(taken, prompts)]
 
     def _run_target(self, branches: list[Branch]) -> None:
         """Run prompts and drafts of branches through the target, and accept drafts. The seconds are divided
         among prompts and drafts by tokens."""
+        prompts, before = [one.prompt for one in self.admitted], [one.prompt.left for one in self.admitted]
         sessions, trees = [branch.session for branch in branches], [branch.tree for branch in branches]
-        nodes, known = sum(tree.width for tree in trees), self.store.encoded
         limit = self.config.chunk if branches else None
         with ExitStack() as spans:
-            numbers = [number for number, _ in self.taken], [branch.row.number for branch in branches]
+            numbers = [one.number for one in self.admitted], [branch.row.number for branch in branches]
             for what, own in zip(("prefill", "verify"), numbers):
                 if own:
                     spans.enter_context(self.timeline.span(TARGET, what, own))
             began = self.timeline.clock()
-            outputs = self.store.encode(self.readings, limit, sessions, trees)
+            outputs = self.store.encode(prompts, limit, sessions, trees)
             if self.on_gpu:  # its work ends as acceptance reads it
                 self._accept(branches, outputs)
-            tokens = self.store.encoded - known
-            self.pace.forwarded(began, tokens, trees)
+            tokens = [n - one.left for n, one in zip(before, prompts)]
+            self.pace.forwarded(began, sum(tokens), trees)
         if not self.on_gpu:
             self._accept(branches, outputs)
-        seconds = self.lap()
-        reading = seconds * tokens / (tokens + nodes) if branches else seconds
-        self.reading_seconds += reading
-        _charge(branches, seconds - reading)
+        nodes = sum(tree.width for tree in trees)
+        each = self.lap() / max(sum(tokens) + nodes, 1)
+        for one, n in zip(self.admitted, tokens):
+            one.seconds += n * each
+        _charge(branches, nodes * each)
 
     def _accept(self, branches: list[Branch], outputs: Sequence[tuple[TargetStates, torch.Tensor]]) -> None:
         if not branches:
@@ -227,43 +239,32 @@ class Execution:
         if self.on_gpu:
             torch.cuda.current_stream().synchronize()
 
-    def _start(
-        self,
-        taken: list[tuple[int, Request]],
-        readings: list[Reading] | None = None,
-        seconds: float = 0.0,
-    ) -> None:
-        """Start the branches of these requests; each emits its first token.
-
-        Args:
-            readings: their prompts, encoded. None: they are in the prefix cache.
-            seconds: that encoding them took.
-        """
-        store, rooms = self.store, _rooms(taken)
-        encoded = [reading.encoded for reading in readings or self._begin(taken)]
-        requests = [request for _, request in taken]
+    def _start(self, admitted: list[Admitted]) -> None:
+        """Start the branches of requests whose prompts are encoded; each emits its first token."""
+        store, requests = self.store, [one.request for one in admitted]
+        encoded, rooms = [one.prompt.encoded for one in admitted], [_room(one) for one in requests]
         proposers = [
             store.proposer.twin() if request.max_new_tokens > self.config.short else NoProposer()
             for request in requests
         ]
         accept = [rule_for([one.sampling], proposer.draws) for one, proposer in zip(requests, proposers)]
-        drafted = [n for (n, _), one in zip(taken, proposers) if not isinstance(one, NoProposer)]
+        drafted = [one.number for one, own in zip(admitted, proposers) if not isinstance(own, NoProposer)]
         with self.timeline.span(DRAFTER, "prefill", drafted) if drafted else nullcontext():
             store.read(encoded, rooms, proposers)
         sessions = store.sessions(encoded, rooms, accept, proposers)
-        branches = [Branch(Row(*pair), *rest) for pair, *rest in zip(taken, sessions, accept)]
+        rows = [Row(one.number, one.request) for one in admitted]
+        branches = [Branch(*each) for each in zip(rows, sessions, accept)]
         if self.shares_ngrams:
             self._share_ngrams(branches)
         self.branches += branches
         self.live += len(branches)
-        seconds += self.lap()
-        _charge(branches, seconds)
-        for branch in branches:
+        each = self.lap() / len(branches)
+        for one, branch in zip(admitted, branches):
             branch.row.add(branch.session.root.tolist(), self.stop)
             branch.stats.prompts = 1
             branch.stats.prompt_tokens = len(branch.row.request.prompt_ids)
             branch.stats.new_tokens = len(branch.row.tokens)
-            branch.stats.prefill_seconds = seconds / len(branches)
+            branch.stats.seconds = branch.stats.prefill_seconds = one.seconds + each
             if branch.row.tokens:
                 self.on_tokens(branch.row)
         self._go_on(branches)
@@ -350,6 +351,6 @@ def _charge(branches: Sequence[Branch], seconds: float) -> None:
         branch.stats.seconds += seconds / len(branches)
 
 
-def _rooms(taken: Sequence[tuple[int, Request]]) -> list[int]:
-    """Return the most tokens that each request's prompt and output have together."""
-    return [len(request.prompt_ids) + request.max_new_tokens for _, request in taken]
+def _room(request: Request) -> int:
+    """Return the most tokens that a request's prompt and output have together."""
+    return len(request.prompt_ids) + request.max_new_tokens

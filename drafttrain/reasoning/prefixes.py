@@ -44,25 +44,27 @@ class Encoded:
 
 
 @dataclass
-class Reading:
-    """A prompt that the target is reading.
+class Encoding:
+    """A prompt on its way into the target's KV cache.
 
     Attributes:
         tokens: of the prompt.
-        cache: the target's KV cache of what it has read.
-        tapped: its tapped states of the same, [n, K·H] for each forward.
-        encoded: the prompt once it has been read.
+        done: how many of them are in the cache.
+        cache: the target's; None if the prompt is copied as a whole.
+        tapped: the target's tapped states, [n, K·H] for the copied prefix and for each forward.
+        encoded: the prompt once all of it is there.
     """
 
     tokens: list[int]
+    done: int = 0
     cache: TreeCache | None = None
     tapped: list[torch.Tensor] = field(default_factory=list)
     encoded: Encoded | None = None
 
     @property
     def left(self) -> int:
-        """Return how many tokens have not been read."""
-        return 0 if self.encoded else len(self.tokens) - sum(map(len, self.tapped))
+        """Return how many tokens have to run yet."""
+        return len(self.tokens) - self.done
 
 
 class PrefixStore:
@@ -106,7 +108,7 @@ class PrefixStore:
         """Return whether a prompt can be copied as a whole."""
         return _known(self._find(list(prompt)), list(prompt)) == len(prompt)
 
-    def begin(self, prompts: Sequence[Sequence[int]], max_len: Sequence[int]) -> list[Reading]:
+    def begin(self, prompts: Sequence[Sequence[int]], max_len: Sequence[int]) -> list[Encoding]:
         """Return prompts with the prefixes that can be copied from kept ones.
 
         Args:
@@ -116,47 +118,41 @@ class PrefixStore:
 
     def encode(
         self,
-        readings: Sequence[Reading],
+        prompts: Sequence[Encoding],
         limit: int | None = None,
         sessions: Sequence[Session] = (),
         trees: Sequence[TokenTree] = (),
     ) -> list[tuple[TargetStates, torch.Tensor]]:
-        """Run prompts through the target, and in the first forward draft trees of sessions beside them.
+        """Run the next tokens of prompts, and draft trees of sessions beside them, in one target forward.
+
+        Args:
+            limit: the most prompt tokens that run, the first prompts first (chunked prefill). None: all, but
+                for those of a prompt beyond `STRETCH`.
 
         Returns:
             the target's states and logits [1, n, V] at the nodes of each tree.
-
-        Args:
-            limit: the most prompt tokens that run, the first prompts first (chunked prefill). None: all, in
-                several forwards if a prompt is long.
         """
-        outputs: list[tuple[TargetStates, torch.Tensor]] = []
-        if not any(reading.left for reading in readings):
-            return run_target_many(sessions, trees) if trees else outputs
-        nodes = nodes_of(sessions, trees)
-        while unread := [reading for reading in readings if reading.left]:
-            chunks = [(reading, self._chunk(reading, n)) for reading, n in _shares(unread, limit) if n]
-            prompts = [(reading.cache, *chunk) for reading, chunk in chunks]
-            states = self.target.forward_many(*zip(*prompts, *nodes))
-            for (reading, (_, order, _)), found in zip(chunks, states):
-                reading.cache.add(torch.full_like(order[:1], len(order)), len(order))
-                reading.tapped.append(found.tapped[0])
-                self.encoded += len(order)
-            ended = [
-                (reading, found.final[:, -1])  # [1, H]
-                for (reading, _), found in zip(chunks, states)
-                if not reading.left
-            ]
-            at_nodes = states[len(chunks) :]
-            finals = [*(final for _, final in ended), *(found.final for found in at_nodes)]
-            if finals:
-                logits = heads(self.target, finals)  # [1, V] each, [1, n, V] each
-                self._end([reading for reading, _ in ended], logits[: len(ended)])
-                outputs += zip(at_nodes, logits[len(ended) :])
-            if limit:
-                break
-            nodes = []
-        return outputs
+        chunks = [(one, self._chunk(one, n)) for one, n in zip(prompts, _shares(prompts, limit)) if n]
+        if not chunks:
+            return run_target_many(sessions, trees) if trees else []
+        nodes = [(one.cache, *chunk) for one, chunk in chunks] + nodes_of(sessions, trees)
+        states = self.target.forward_many(*zip(*nodes))
+        ended, last = [], []
+        for (one, (_, order, _)), found in zip(chunks, states):
+            n = len(order)
+            one.cache.add(torch.full_like(order[:1], n), n)
+            one.tapped.append(_own(found.tapped[0]))
+            one.done += n
+            self.encoded += n
+            if not one.left:
+                ended.append(one)
+                last.append(found.final[:, -1])  # [1, H]
+        at_nodes = states[len(chunks) :]
+        finals = [*last, *(found.final for found in at_nodes)]
+        logits = heads(self.target, finals) if finals else []  # [1, V] each, [1, n, V] each
+        if ended:
+            self._end(ended, torch.cat(logits[: len(ended)]))
+        return list(zip(at_nodes, logits[len(ended) :]))
 
     def read(self, encoded: Sequence[Encoded], max_len: Sequence[int], proposers: Sequence[Proposer]) -> None:
         """Prefill the proposer with prompts that it has not read yet and that will get drafts."""
@@ -210,33 +206,29 @@ class PrefixStore:
         best = max(among, key=lambda one: (_shared(one.tokens, prompt), one.tokens == prompt), default=None)
         return best if best is not None and _shared(best.tokens, prompt) else None
 
-    def _begin(self, prompt: list[int], room: int) -> Reading:
+    def _begin(self, prompt: list[int], room: int) -> Encoding:
         like = self._find(prompt)
         known = _known(like, prompt)
         self.shared += known
         if known == len(prompt):
-            return Reading(prompt, encoded=like)
+            return Encoding(prompt, known, encoded=like)
         room = len(prompt) if self.capacity else room
         if not known:
-            return Reading(prompt, self.target.new_cache(1, room))
-        return Reading(prompt, like.cache.copy(known, room), [like.tapped[:known]])
+            return Encoding(prompt, 0, self.target.new_cache(1, room))
+        return Encoding(prompt, known, like.cache.copy(known, room), [like.tapped[:known]])
 
-    def _chunk(self, reading: Reading, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _chunk(self, one: Encoding, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return a prompt's next n tokens [1, n], their depths [n] and what they see [n, n]."""
-        device, first = self.target.device, len(reading.tokens) - reading.left
-        tokens = torch.tensor([reading.tokens[first : first + n]], device=device)  # [1, n]
+        device = self.target.device
+        tokens = torch.tensor([one.tokens[one.done : one.done + n]], device=device)  # [1, n]
         return tokens, torch.arange(n, device=device), causal(n, device)
 
-    def _end(self, readings: Sequence[Reading], logits: Sequence[torch.Tensor]) -> None:
-        """Note that prompts have been read, and the logits [1, V] after each."""
-        if not readings:
-            return
-        rows = torch.cat(list(logits))  # [B, V]
-        finite = rows.amax(1).isfinite().tolist()  # waits for a GPU, so that its work is done on return
-        for reading, row, is_finite in zip(readings, rows, finite):
-            tapped = torch.cat(reading.tapped) if len(reading.tapped) > 1 else reading.tapped[0]  # [n, K·H]
-            given = reading.tokens, reading.cache, _own(tapped), _own(row), is_finite
-            reading.encoded = Encoded(*given)
+    def _end(self, prompts: Sequence[Encoding], logits: torch.Tensor) -> None:
+        """Note that prompts are encoded, with the logits [B, V] after each."""
+        finite = logits.amax(1).isfinite().tolist()  # waits for a GPU, so that its work is done on return
+        for one, row, is_finite in zip(prompts, logits, finite):
+            tapped = torch.cat(one.tapped) if len(one.tapped) > 1 else one.tapped[0]  # [n, K·H]
+            one.encoded = Encoded(one.tokens, one.cache, tapped, _own(row), is_finite)
 
     def _read(self, encoded: list[Encoded], rooms: list[int]) -> None:
         """Prefill the proposer with prompts that it has not read, but for prefixes of prompts that it has."""
@@ -294,15 +286,12 @@ def _own(row: torch.Tensor) -> torch.Tensor:
     return row if row.untyped_storage().nbytes() == row.nbytes else row.clone()
 
 
-def _shares(readings: Sequence[Reading], limit: int | None) -> list[tuple[Reading, int]]:
+def _shares(prompts: Sequence[Encoding], limit: int | None) -> list[int]:
     """Return how many tokens of each prompt run in the next forward."""
-    if limit is None:
-        return [(reading, min(reading.left, STRETCH)) for reading in readings]
     shares = []
-    for reading in readings:
-        n = min(reading.left, limit)
-        shares.append((reading, n))
-        limit -= n
+    for one in prompts:
+        n = min(one.left, STRETCH) if limit is None else min(one.left, STRETCH, limit - sum(shares))
+        shares.append(n)
     return shares
 
 

@@ -167,7 +167,7 @@ def reason(
 
     Args:
         task: a `Task` or the name of one.
-        generate: answers calls and those that follow from them, as `ScheduledDecoder.answer` does;
+        generate: a `ScheduledDecoder`, or a function that answers calls and those that follow from them;
             `in_rounds` makes one from a function that answers a list of calls.
         config: None: the paper's search, 3 thoughts, breadth 1, temperature 1.
         out: file of the trace; an interrupted tree resumes from it. None: nothing is written.

@@ -201,6 +201,8 @@ class ScheduledDecoder:
         self.decode(make(calls), on_tokens=lambda row: decoded[row.number].push(row), on_end=end)
         return answers
 
+    __call__ = answer  # so that a decoder is a `Generate`
+
     def _prompt(self, call: Call) -> Prompt:
         """Return a call's prompt with the beginning of its answer, if there is one; for a base model, which
         has no chat template, both are joined as one text."""

@@ -38,10 +38,12 @@ EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vdm": ({"kind": "vdm"}, {}),  # EDD without the target's states, too
     "edd-ce": ({}, {"loss": "ce"}),
     "edd-fixed5": ({}, {"block_length": (5, 5)}),
+    "edd-5-to-10": ({}, {"block_length": (5, 10)}),  # the paper's blocks
     "edd-2-layers": ({"layers": 2}, {}),
     "edd-anchored-2-layers": ({"anchor": True, "layers": 2}, {}),
     "edd-3-taps": ({"tapped_blocks": [6, 14, -4]}, {}),
     "edd-frozen-head": ({"train_head": False}, {}),
+    "edd-12k": ({"draft_vocab_size": 12288}, {}),
     "edd-16k": ({"draft_vocab_size": 16384}, {}),
     "edd-mixed": ({}, {"argmax_share": 0.3, "unreached_weight": 0.3}),
 }

@@ -141,6 +141,18 @@ def drafts(alpha: float, depth: int) -> float:
     return sum(alpha**n for n in range(1, depth + 1))
 
 
+def traits(grown: Sequence[Grown]) -> dict[str, float]:
+    """Return accept_len and α of trees, and the shares of their time in the evaluator's calls and in encoding
+    prompts."""
+    part, seconds = total(grown), sum(one.seconds for one in grown)
+    return {
+        "accept_len": (part.tokens - part.calls) / part.steps,
+        "alpha": part.granted / max(part.offered, 1),
+        "evaluator_share": total(grown, EVALUATOR).seconds / seconds,
+        "prompt_share": part.prompt_seconds / seconds,
+    }
+
+
 def costs(found: Sequence[Grown], base: str, method: str, tree: str, task: str) -> Costs:
     """Return what the speed of a method on a task is made of.
 
@@ -156,11 +168,8 @@ def costs(found: Sequence[Grown], base: str, method: str, tree: str, task: str) 
         step=stepping / part.steps,
         first=part.calls,
         tokens=part.tokens,
-        accept_len=(part.tokens - part.calls) / part.steps,
-        alpha=part.granted / max(part.offered, 1),
         depth=parse_policy(tree).max_depth,
-        evaluator_share=total(own, EVALUATOR).seconds / seconds,
-        prompt_share=part.prompt_seconds / seconds,
+        **traits(own),
     )
 
 

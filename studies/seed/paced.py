@@ -41,6 +41,7 @@ from drafttrain.utils.writing import write_json
 from studies import arguments
 from studies.seed.comparison import of, ratio, seconds_per_token
 from studies.seed.methods import (
+    SCHEDULING,
     SERIAL_AR,
     TASK_FILES,
     TUNING_FILES,
@@ -54,8 +55,8 @@ from studies.seed.methods import (
 )
 from studies.seed.pairs import DEFAULTS, Pair, load_pair
 
-# The fastest by accept_len on tuning prompts and the declared times, among those whose forwards two cores
-# compute in the declared time: after the long prompts of Blocksworld not the 29 tokens of the larger one.
+# The fastest of CANDIDATES (`--tune`), but for Blocksworld, after whose long prompts two cores do not compute
+# 29 tokens in the declared time.
 TREES = {"writing": drawn(4, 2, 1, 1), "gsm8k": drawn(4, 2, 1, 1), "blocksworld": drawn(2, 2, 1)}
 CANDIDATES = [drawn(4, 2, 1, 1), drawn(3, 2, 1, 1), drawn(2, 2, 1, 1), drawn(2, 1, 1, 1)]
 CANDIDATES += [drawn(2, 2, 1), drawn(2, 1, 1), drawn(1, 1, 1, 1, 1)]
@@ -126,7 +127,7 @@ def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[st
     """Grow the trees of each task by serial MCSD and by SEED, one after the other, and by SEED all at once,
     each with one store of prefixes; return by task and method seconds per token, tokens of prompts that were
     encoded, the share of late pieces of work, and the commit."""
-    setting = {"problems": limit, "trees": TREES, "drafter": pair.source}
+    setting = {"problems": limit, "trees": TREES, "drafter": pair.source, "scheduling": SCHEDULING}
     setting |= {"dtype": dtype_name(pair.target.dtype), "target": pair.target.fingerprint}
     before = read_json(raw) if resume and raw.exists() else {"rows": {}} | setting
     if other := [key for key in setting if before.get(key) != setting[key]]:

@@ -37,7 +37,7 @@ from drafttrain.utils.writing import write_json, write_text
 from studies import arguments
 from studies.seed.drawing import Block, Lane, Panel, draw
 from studies.seed.methods import SEQUENCES, SERIAL_AR, TASK_FILES, Method, drawn, scheduled, serial
-from studies.seed.paced import THREADS, TREES, Paced
+from studies.seed.paced import TREES, Paced, seed_method
 from studies.seed.pairs import DEFAULTS, Pair, load_pair
 
 TASK = "gsm8k"
@@ -83,7 +83,7 @@ def ways(devices: str) -> list[Method]:
     if devices == "paced":
         tree = TREES[TASK]
         short = 0  # as the paced figures: a drafter with a device of its own drafts for short answers, too
-        scheduler = SchedulerConfig("one", "each", SEQUENCES, overlap=True, threads=THREADS, short=short)
+        scheduler = replace(seed_method(tree).scheduler, drafting="each")
     else:
         tree, short = REAL_TREE, SchedulerConfig.short
         scheduler = SchedulerConfig("one", "joined", SEQUENCES)

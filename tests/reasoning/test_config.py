@@ -93,7 +93,12 @@ def test_every_key_is_explained():
         (["--scheduler.verifier", "two"], "scheduler.verifier: must be one of one, batched, got two"),
         (["--scheduler.drafting", "none"], "scheduler.drafting: must be one of each, joined, got none"),
         (["--thoughts", "many"], "thoughts: must be a whole number, got many"),
+        (["--scheduler.chunk", "0"], "scheduler.chunk: must be >= 1, got 0"),
         (["--tree", "chain"], "tree: must be null or ngram without a drafter, got chain"),
+        (
+            ["--tree", "drawn:k_config=2-1"],
+            "tree: must be null or ngram without a drafter, got drawn:k_config",
+        ),
         ([*DRAFTER, "--tree", "drawn:k_config=2-0"], "tree 'drawn:k_config=2-0': k_config: "),
         ([*DRAFTER, "--tree", "ngram+chain:length=x"], "tree 'chain:length=x': length: must be int, got 'x'"),
         ([*DRAFTER, "--tree", "ngram+drawn:k_config=2-1"], "tree: ngram+ must join a tree of most probable"),

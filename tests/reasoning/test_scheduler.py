@@ -141,6 +141,18 @@ def test_every_way_gives_the_texts_of_plain_decoding(loaded, plain, kind, way):
             assert texts(loaded.target, proposer_of(loaded, kind), asked, config) == expected
 
 
+@pytest.mark.parametrize("kind", ["eagle", "lm"])
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_other_drafters_give_the_texts_of_plain_decoding(loaded, plain, tiny_target_folder, kind, way):
+    """With caches of their own, for all numbers of sequences that are decoded at a time together."""
+    loaded.target.tap([-1] if kind == "eagle" else [-2])
+    proposer = proposers(loaded, tiny_target_folder)[kind]
+    for temperature, sequences in ((0.0, 1 + WAYS.index(way)), (1.0, 8 - WAYS.index(way))):
+        config = replace(way, sequences=sequences)
+        assert texts(loaded.target, proposer.twin(), requests(temperature), config) == plain[temperature]
+    loaded.target.tap([-2])
+
+
 @pytest.mark.parametrize("kind", ["chain:length=3", "hybrid"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_caches_are_those_of_sequences_that_go_on(loaded, kind, apart, monkeypatch):
@@ -298,9 +310,12 @@ def queued_in_order(numbers, put):
 
 
 @pytest.mark.parametrize("verifier", ["one", "batched"])
-@pytest.mark.parametrize("kind", ["chain:length=3", DRAWN])
-def test_texts_are_the_same_in_every_order_of_arrival(loaded, kind, verifier, monkeypatch):
-    asked = requests(1.0, 3)[:2] + requests(1.0, 4)[3:]
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [("chain:length=3", 0.0), ("chain:length=3", 1.0), (DRAWN, 1.0), ("n-grams", 1.0), ("hybrid", 0.0)],
+)
+def test_texts_are_the_same_in_every_order_of_arrival(loaded, kind, temperature, verifier, monkeypatch):
+    asked = requests(temperature, 3)[:2] + requests(temperature, 4)[3:]
     expected = texts(loaded.target, proposer_of(loaded, kind), asked)
     config = scheduling(verifier, "each", sequences=3, overlap=True, threads=(1, 3))
     put = Rounds.put
@@ -573,7 +588,8 @@ def test_nan_in_one_sequence_ends_it_alone(loaded, monkeypatch, overlap):
 def test_ctrl_c_ends_all_threads(loaded):
     class Interrupting(Pace):
         def forwarded(self, began, tokens, trees):
-            raise KeyboardInterrupt
+            if trees:
+                raise KeyboardInterrupt
 
     before, started = threading.active_count(), time.monotonic()
     config = scheduling("one", "each", sequences=3, overlap=True)
@@ -997,9 +1013,10 @@ def proposers(loaded, tiny_target_folder) -> dict:
 
 def begin(store, prompts, max_len, accept, proposers):
     """Return a session of each prompt, as the scheduler begins them."""
-    readings = store.begin(prompts, max_len)
-    assert store.encode(readings) == []
-    encoded = [reading.encoded for reading in readings]
+    encodings = store.begin(prompts, max_len)
+    while any(one.left for one in encodings):
+        assert store.encode(encodings) == []
+    encoded = [one.encoded for one in encodings]
     store.read(encoded, max_len, proposers)
     return store.sessions(encoded, max_len, accept, proposers)
 
@@ -1209,15 +1226,11 @@ def test_drafts_are_verified_in_the_forward_that_encodes_prompts(
             rooms, rules = [80] * len(prompts), [accept_greedy] * len(prompts)
             own = begin(store, FAMILY[:2], [80] * 2, [accept_greedy] * 2, [proposer] * 2)
             trees = propose_many(own, [0, 1], [1, 1])
-            readings = store.begin(prompts, rooms)
-            if mixed:
-                outputs = store.encode(readings, limit, own, trees)
-                while any(reading.left for reading in readings):
-                    assert limit and store.encode(readings, limit) == []
-            else:
-                store.encode(readings)
-                outputs = run_target_many(own, trees)
-            encoded = [reading.encoded for reading in readings]
+            encodings = store.begin(prompts, rooms)
+            outputs = store.encode(encodings, limit, own, trees) if mixed else run_target_many(own, trees)
+            while any(one.left for one in encodings):
+                assert store.encode(encodings, limit) == []
+            encoded = [one.encoded for one in encodings]
             verified = many.judge_many(own, trees, [accept_greedy] * 2, outputs)
             store.read(encoded, rooms, [proposer] * len(prompts))
             new = store.sessions(encoded, rooms, rules, [proposer] * len(prompts))
@@ -1233,28 +1246,30 @@ def test_drafts_are_verified_in_the_forward_that_encodes_prompts(
     target.tap([-2])
 
 
+@pytest.mark.parametrize("chunk", [None, 4])
 @pytest.mark.parametrize("way", WAYS, ids=name)
-def test_a_prompt_that_waits_and_a_draft_that_is_ready_run_in_one_forward(loaded, way):
+def test_a_prompt_that_waits_and_a_draft_that_is_ready_run_in_one_forward(loaded, way, chunk):
     class Forwards(Pace):
         def __init__(self):
             self.kinds = []
 
         def forwarded(self, began, tokens, trees):
-            self.kinds.append((tokens > 0, len(trees)))
-            time.sleep(2e-3)  # drafting ends before the target's next forward
+            self.kinds.append((tokens, len(trees)))
 
     # none can be copied, and each answer ends while others go on
     asked = [
         Request([number] * 9, 4 + 3 * number, SamplingParams(1.0, seed=number)) for number in range(1, 7)
     ]
     pace = Forwards()
-    config = replace(way, sequences=3)
+    config = replace(way, sequences=3, chunk=chunk)
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, DRAWN), config, pace=pace)
     branches = decoder.decode(asked, stop=())
+    assert sum(tokens for tokens, _ in pace.kinds) == decoder.store.encoded == 9 * len(asked)
     assert [b.row.output for b in branches] == texts(loaded.target, proposer_of(loaded, DRAWN), asked, way)
-    mixed = [trees for encodes, trees in pace.kinds if encodes and trees]
+    mixed = [(tokens, trees) for tokens, trees in pace.kinds if tokens and trees]
+    assert chunk is None or all(tokens <= chunk for tokens, _ in mixed)
     least = 5 if way.verifier == "one" else 3  # all prompts but the first one or, encoded together, three
-    assert len(mixed) >= (1 if way.overlap else least)
+    assert way.overlap or len(mixed) >= least  # with overlap time decides
     assert way.verifier == "batched" or max(trees for _, trees in pace.kinds) == 1
     forwards = {(s.begin, s.what) for s in decoder.timeline.spans if s.who == "target"}
     assert len(forwards) == len(pace.kinds) + len(mixed)  # a mixed one has two spans
@@ -1272,7 +1287,51 @@ def test_the_seconds_of_a_mixed_forward_are_divided_by_tokens(loaded):
     config = scheduling("one", "each", sequences=2, overlap=False)
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config, pace=Long())
     drafted, encoded = (branch.stats for branch in decoder.decode([first, second], stop=()))
-    assert encoded.prefill_seconds >= 0.3 and 0.03 <= drafted.seconds < 0.3
+    assert encoded.prefill_seconds >= 0.3 and drafted.seconds >= 0.03
+    assert drafted.seconds + encoded.seconds == pytest.approx(decoder.stats.seconds)
+
+
+def test_a_prompt_that_is_encoded_begins_while_another_one_is_encoded_in_chunks(loaded):
+    first, second = Request([1] * 3, 40), Request([2] * 3, 4)
+    short, long = Request([3] * 3, 6), Request([4] * 30, 6)
+    config = replace(scheduling("batched", "joined", sequences=3, overlap=False), chunk=2)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config)
+    branches = decoder.decode(
+        [first, second], stop=(), on_end=lambda branch: [short, long] if branch.row.number == 1 else []
+    )
+    found, asked = [branch.row.output for branch in branches], [first, second, short, long]
+    assert found == serial(loaded.target, asked)
+    begins = {
+        (number, what): [
+            s.begin for s in decoder.timeline.spans if (s.who, s.what) == who and number in s.sequences
+        ]
+        for number in (2, 3)
+        for what, who in (("prompt", ("target", "prefill")), ("draft", ("drafter", "draft")))
+    }
+    assert len(begins[3, "prompt"]) > 10  # in chunks of two tokens
+    assert begins[2, "draft"][0] < begins[3, "prompt"][-1] < begins[3, "draft"][0]
+
+
+def test_nan_after_a_prompt_that_runs_beside_drafts_ends_its_own_branch(loaded, monkeypatch):
+    asked = [Request([number] * 9, 4 + 3 * number) for number in range(1, 5)]
+    expected, heads, beside = serial(loaded.target, asked), prefix_store.heads, []
+
+    def broken(target, finals):
+        logits = heads(target, finals)
+        if finals[0].ndim == 2:  # the last states of a prompt
+            beside.append(len(finals) - 1)
+            if len(beside) == 3:
+                logits[0][...] = torch.nan
+        return logits
+
+    monkeypatch.setattr(prefix_store, "heads", broken)
+    config = scheduling("one", "joined", sequences=2, overlap=False)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config)
+    branches = decoder.decode(asked, stop=())
+    assert beside == [0, 1, 1, 1]
+    assert [branch.row.finish_reason for branch in branches] == ["length", "length", "not_finite", "length"]
+    expected[2] = []
+    assert [branch.row.output for branch in branches] == expected
 
 
 def test_small_lm_drafts_unchanged(tiny_target_folder, loaded, plain):

@@ -1,5 +1,8 @@
 """`drafttrain reason` on tiny targets: traces, pages, sums, resuming, and mistakes in one line."""
 
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -43,15 +46,19 @@ def test_a_run_writes_traces_pages_and_sums_and_continues(words, tmp_path, capsy
     assert "1.json: must be the trace of seed 1, got 0; remove it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("tree", ["chain:length=2", "ngram"])
-def test_drafts_do_not_change_the_tree(words, tree, tiny_bundle, tmp_path, monkeypatch):
-    """By a drafter, or by n-grams without one."""
+@pytest.mark.parametrize(
+    ("kind", "tree"), [("bundle", "chain:length=2"), ("lm", "chain:length=2"), ("null", "ngram")]
+)
+def test_drafts_do_not_change_the_tree(
+    words, kind, tree, tiny_bundle, tiny_target_folder, tmp_path, monkeypatch
+):
+    """By a drafter, by an untrained small LM (the target itself), or by n-grams without a drafter."""
     assert cli.main(words("writing")) == 0
     proposers, make = [], ScheduledDecoder.__post_init__
     monkeypatch.setattr(
         ScheduledDecoder, "__post_init__", lambda self: proposers.append(self.proposer) or make(self)
     )
-    drafter = "null" if tree == "ngram" else str(tiny_bundle)
+    drafter = str({"bundle": tiny_bundle, "lm": tiny_target_folder, "null": "null"}[kind])
     drafted = ["--drafter", drafter, "--tree", tree, "--out", str(tmp_path / "drafted")]
     assert cli.main(words("writing", *drafted)) == 0
     assert [type(one) for one in proposers] == [SelfDraft if tree == "ngram" else TreeProposer]
@@ -89,6 +96,32 @@ def test_a_run_that_is_ended_goes_on_with_sampled_drafts(words, tiny_bundle, tmp
     for trace in traces:
         assert all(entry.pop("seconds") >= 0 for entry in trace["rounds"])
     assert traces[0] == traces[1]
+
+
+def test_a_run_that_is_killed_goes_on(words, tmp_path):
+    """At once, with SIGKILL, after its third save."""
+    killed = (
+        "import os, signal, sys\n"
+        "from drafttrain.reasoning.trace import Trace\n"
+        "from drafttrain.run import cli\n"
+        "save, saved = Trace.save, []\n"
+        "def dying(self, path):\n"
+        "    save(self, path)\n"
+        "    saved.append(path)\n"
+        "    len(saved) < 3 or os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Trace.save = dying\n"
+        "cli.main(sys.argv[1:])\n"
+    )
+    command = words("gsm8k", "--task.limit", "2", "--out", str(tmp_path / "killed"))
+    assert subprocess.run([sys.executable, "-c", killed, *command]).returncode == -signal.SIGKILL
+    part = read_json(tmp_path / "killed" / "1.json")
+    assert part["rounds"] and not part["finished"]
+    assert cli.main(command) == cli.main(words("gsm8k", "--task.limit", "2")) == 0
+    for name in ("1.json", "660.json"):
+        whole, resumed = (read_json(tmp_path / place / name) for place in ("out", "killed"))
+        for trace in (whole, resumed):
+            assert all(entry.pop("seconds") >= 0 for entry in trace["rounds"])
+        assert whole == resumed
 
 
 def test_prompts_that_are_too_long_end_their_branches(words, tmp_path, capsys):

@@ -159,13 +159,17 @@ def test_the_target_is_busy_while_two_or_more_sequences_live():
 
     def spans(*rows):
         timeline.spans.clear()
-        timeline.spans.extend(Span("target", what, (number,), *times) for what, number, *times in rows)
+        own = [Span("target", what, (number,), *times) for what, number, *times in rows]
+        timeline.spans.extend(sorted(own, key=lambda span: span.end))
         return methods.busy(timeline)
 
     alone = ("prefill", 0, 0.0, 1.0), ("verify", 0, 1.0, 2.0), ("verify", 0, 3.5, 4.0)
     assert spans(*alone) is None
     # 1 lives from 2.5, when its prompt is encoded, to 3.5, of which the target works from 3 to 3.5
     assert spans(*alone, ("prefill", 1, 2.0, 2.5), ("verify", 1, 3.0, 3.5)) == pytest.approx(0.5)
+    # a forward over a prompt and a draft has two spans, and a prompt in chunks several
+    chunks = ("prefill", 1, 2.0, 2.25), ("prefill", 1, 2.25, 2.5), ("verify", 0, 2.25, 2.5)
+    assert spans(*alone, *chunks, ("verify", 1, 3.0, 3.5)) == pytest.approx(0.5)
     # before the first verdict nothing counts
     early = ("prefill", 0, 0.0, 1.0), ("prefill", 1, 1.0, 2.0), ("verify", 0, 4.0, 5.0)
     assert spans(*early, ("verify", 1, 5.5, 6.0), ("verify", 0, 6.5, 7.0)) == pytest.approx(0.5)
@@ -316,9 +320,9 @@ def test_few_problems_do_not_decide_about_accuracy(figures, monkeypatch):
     monkeypatch.setattr(accuracy, "solve", lambda *names, note: found)
     [group] = [group for group in figures.GROUPS if "accuracy_difference" in group.goals]
     measured = group.measure(goals.Run("seed", limit=40))["accuracy_difference"]
-    assert measured["value"] == 0 and measured["interval"][0] < -1.5
+    assert measured["value"] is None and measured["interval"][0] < -1.5
     ok, why = goals.judge(group.goals["accuracy_difference"], measured, group.size)
-    assert ok is None and "40 of 1319 prompts of gsm8k" in why
+    assert ok is None and why == "40 of 1319 problems: the interval alone"
 
 
 def solved(method: str, problem: int, success: bool, task: str = "gsm8k", kept: int | None = None):
