@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -182,6 +182,7 @@ class Group:
         measure: measures them.
         long: too long for --quick, which takes recorded values.
         size: what each figure must be measured on to be ok or not; smaller ones are left undecided.
+        sizes: the same for figures whose value is that of one of several targets, by the note "target".
         floors: figure -> what the lower end of its interval must reach, for goals of at least 1; 1 if left
             out.
     """
@@ -190,7 +191,12 @@ class Group:
     measure: Callable[[Run], Measured]
     long: bool = False
     size: Size = field(default_factory=Size)
+    sizes: dict[str, Size] = field(default_factory=dict)
     floors: dict[str, float] = field(default_factory=dict)
+
+    def asked_size(self, measured: Mapping[str, Any]) -> Size:
+        """Return what a figure must be measured on."""
+        return self.sizes.get(measured.get("target"), self.size)
 
     def floor(self, figure: str) -> float:
         """Return what the lower end of a figure's interval must reach."""
@@ -387,12 +393,13 @@ def measure_topic(groups: Sequence[Group], run: Run, only: Collection[str] = ())
         load, run.resumed, run.only = OtherLoad(), [], only
         measured = measure_group(group, run)
         machine = rounded({**describe_machine(CPU), "load": load.lap()})
-        rows = [
-            figure_row(name, group.goals[name], measured.get(name, MISSING), group.size, group.floor(name))
-            for name in wanted
-        ]
-        for row in rows:
-            print(json.dumps(row), flush=True)
+        rows = []
+        for name in wanted:
+            found = measured.get(name, MISSING)
+            rows.append(
+                figure_row(name, group.goals[name], found, group.asked_size(found), group.floor(name))
+            )
+            print(json.dumps(rows[-1]), flush=True)
         all_ok &= not any(map(falls_short, rows))
         if not run.quick:  # at once: later groups may take hours
             notes = {} if run.limit is None else {"limit": run.limit}

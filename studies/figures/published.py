@@ -37,7 +37,12 @@ TASKS = {
     "questions": ("data/eval/questions.jsonl", OTHERS),
 }
 SHORTEST = 0.97  # of EAGLE-2's accept_len, on every task
-SIZE = Size({name: full or 80 for name, (_, full) in TASKS.items()})
+SMOLLM2, QWEN = "smollm2", "qwen05"
+SIZES = {
+    SMOLLM2: Size({name: full or 80 for name, (_, full) in TASKS.items()}),
+    QWEN: Size(dict.fromkeys(second_target.TASKS, OTHERS) | {"mt_bench": 80}),
+}
+TIMED_SIZES = {name: Size(size.prompts, REPEATS) for name, size in SIZES.items()}
 
 
 @dataclass(frozen=True)
@@ -57,19 +62,19 @@ class Pairing:
 
 def pairings(run: Run) -> dict[str, Pairing]:
     """Return the pairings that a run can measure, by name."""
-    found = {"smollm2": Pairing(str(DRAFTER), None, TASKS)}
+    found = {SMOLLM2: Pairing(str(DRAFTER), None, TASKS)}
     if run.target:
         tasks = {name: (path, OTHERS) for name, (path, _) in second_target.TASKS.items()}
-        found["qwen05"] = Pairing(second_target.DRAFTER, run.target, tasks | {"mt_bench": TASKS["mt_bench"]})
+        found[QWEN] = Pairing(second_target.DRAFTER, run.target, tasks | {"mt_bench": TASKS["mt_bench"]})
     return found
 
 
 def verified(run: Run) -> Measured:
     """Count what PCT as published, with this machine's costs, verifies over EAGLE-2's 50 nodes."""
-    folder, found, size = run.folder("published_pct", target=run.target), {}, {}
+    folder, found, sizes = run.folder("published_pct", target=run.target), {}, {}
     trees = [LARGE[EAGLE2_LARGE], LARGE[PCT_LARGE]]
     for name, pairing in pairings(run).items():
-        rows = {}
+        rows, sizes[name] = {}, {}
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
         for task, (path, full) in pairing.tasks.items():
@@ -84,10 +89,11 @@ def verified(run: Run) -> Measured:
                 rows=c2t.ROWS_AT_ONCE,
             )
             rows[task] = over(points[1], points[0])
-            if name == "smollm2":
-                size[task] = c2t.count(prompts)
+            sizes[name][task] = c2t.count(prompts)
         found[name] = worst(rows)
-    return {"pct_vs_eagle2_verify": {**best(found), "targets": found, "size": {"prompts": size}}}
+    row = best(found)
+    size = {"prompts": sizes[row["target"]]}
+    return {"pct_vs_eagle2_verify": {**row, "targets": found, "size": size}}
 
 
 def over(point: Point, base: Point) -> dict[str, Any]:
@@ -142,8 +148,10 @@ def judged(run: Run) -> Measured:
         for reference, row in own.items():
             found[reference][name] = row | notes
     figures = {"c2t_vs_eagle2": "eagle2", "c2t_vs_p_threshold": "joint"}
-    size = {"size": {"prompts": sizes["smollm2"]}}
-    return {figure: {**fewest(found[reference]), **size} for figure, reference in figures.items()}
+    rows = {figure: fewest(found[reference]) for figure, reference in figures.items()}
+    return {
+        figure: row | {"size": {"prompts": sizes[row.get("target", SMOLLM2)]}} for figure, row in rows.items()
+    }
 
 
 def fewest(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -159,7 +167,7 @@ def fewest(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def faster(run: Run) -> Measured:
     """Time PCT as published against EAGLE-2, each at the setting that is fastest on the tuning prompts."""
     run.check_quiet()
-    folder, found, size = run.folder("published_speed", target=run.target), {}, {}
+    folder, found, sizes = run.folder("published_speed", target=run.target), {}, {}
     repeats = 1 if run.quick else REPEATS
     for name, pairing in pairings(run).items():
         loaded = load_bundle(pairing.bundle, target=pairing.target, dtype="bfloat16")
@@ -175,7 +183,7 @@ def faster(run: Run) -> Measured:
         }
         eagle2, pct = (max(GRIDS[policy], key=speeds.__getitem__) for policy in ("eagle2", "pct"))
         log = MeasurementLog(folder / f"{name}.jsonl", fingerprint([key, eagle2, pct]))
-        tasks = {}
+        tasks, sizes[name] = {}, {}
         for task, (path, full) in pairing.tasks.items():
             prompts = spread(read_prompts(path), run.prompts(quick=2, full=full))
             two = {tree: methods[tree] for tree in (eagle2, pct)}
@@ -186,18 +194,23 @@ def faster(run: Run) -> Measured:
                 "interval": ratio_interval(measured, eagle2, pct),
                 "flags": [*tabulate(measured)[pct].flags, *noise(single, value)],
             }
-            if name == "smollm2":
-                size[task] = len(prompts)
+            sizes[name][task] = len(prompts)
         slowest = min(tasks, key=lambda task: tasks[task]["value"])
         found[name] = {**tasks[slowest], "task": slowest, "trees": [pct, eagle2], "tasks": tasks}
     name = max(found, key=lambda one: found[one]["value"])
     row = {key: found[name][key] for key in ("value", "interval", "flags")}
-    sizes = {"size": {"prompts": size, "repeats": repeats}}
-    return {"pct_vs_eagle2_speed": {**row, "target": name, "targets": found, **sizes}}
+    size = {"prompts": sizes[name], "repeats": repeats}
+    return {"pct_vs_eagle2_speed": {**row, "target": name, "targets": found, "size": size}}
 
 
 GROUPS = [
-    Group({"pct_vs_eagle2_verify": "<= 0.60"}, verified, size=SIZE),
-    Group({"pct_vs_eagle2_speed": "> 1.0"}, faster, size=Size(SIZE.prompts, REPEATS)),
-    Group({"c2t_vs_eagle2": "<= 0.75", "c2t_vs_p_threshold": "<= 0.92"}, judged, long=True, size=SIZE),
+    Group({"pct_vs_eagle2_verify": "<= 0.60"}, verified, size=SIZES[SMOLLM2], sizes=SIZES),
+    Group({"pct_vs_eagle2_speed": "> 1.0"}, faster, size=TIMED_SIZES[SMOLLM2], sizes=TIMED_SIZES),
+    Group(
+        {"c2t_vs_eagle2": "<= 0.75", "c2t_vs_p_threshold": "<= 0.92"},
+        judged,
+        long=True,
+        size=SIZES[SMOLLM2],
+        sizes=SIZES,
+    ),
 ]

@@ -63,6 +63,17 @@ def test_a_second_target_has_its_own_drafter_and_tasks():
     assert second.tasks["mbpp"] == ("data/eval/mbpp.jsonl", 40) and second.tasks["mt_bench"][1] is None
 
 
+def test_a_value_is_judged_by_the_prompts_of_its_own_target():
+    [group] = [one for one in published.GROUPS if "pct_vs_eagle2_verify" in one.goals]
+    prompts = {"humaneval": 40, "mbpp": 40, "mt_bench": 80}
+    found = {"value": 0.5, "target": "qwen05", "size": {"prompts": prompts}}
+    goal = group.goals["pct_vs_eagle2_verify"]
+    assert goals.judge(goal, found, group.asked_size(found)) == (True, None)
+    found["target"] = "smollm2"
+    ok, why = goals.judge(goal, found, group.asked_size(found))
+    assert ok is None and "0 of 40 prompts of gsm8k" in why
+
+
 @pytest.fixture
 def tiny(tiny_bundle, questions, tmp_path, monkeypatch):
     """Two tiny pairings, the second with a classifier of its own, and small trees."""
