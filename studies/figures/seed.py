@@ -251,7 +251,7 @@ def paced_speeds(run: Run) -> Measured:
     raw = run.folder("seed_paced", trees=paced.TREES) / "trees.jsonl"
     found, late = paced.measure(load_pair("B", None, DRAFTER), problems, repeats, raw, run.resume)
     size = {"prompts": dict.fromkeys(TASK_FILES, problems), "repeats": repeats}
-    notes = {"late": late, "trees": paced.TREES, "size": size}
+    notes = {"late": late, "overdue": paced.overdue(found), "trees": paced.TREES, "size": size}
     bases = {"paced_vs_serial_ar": SERIAL_AR, "paced_vs_serial_sd": paced.SERIAL_SD}
     return {
         figure: compare(GOALS[figure], found, base, paced.SEED, paced.TREES) | notes

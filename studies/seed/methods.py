@@ -148,6 +148,8 @@ class Grown:
         tree: growth policy of the drafts; None: no drafts.
         target: its fingerprint. "" in these four: not recorded yet.
         commit: of the source; None: not recorded, or there is none.
+        overdue: seconds by which the computation of paced work took longer than declared; None: not paced, or
+            not recorded.
     """
 
     task: str
@@ -171,6 +173,7 @@ class Grown:
     tree: str | None = ""
     target: str = ""
     commit: str | None = None
+    overdue: float | None = None
 
     @classmethod
     def read(cls, line: str) -> "Grown":
@@ -206,6 +209,7 @@ def grow(
         answer = in_rounds(decoder.answer) if method.rounds else decoder.answer
         answer(noted(calls), count)
 
+    before = getattr(decoder.pace, "overdue", None)  # of paced devices
     started = time.perf_counter()
     trace: Trace = reason(task, problem, generate, SearchConfig(seed=seed))
     seconds, total = time.perf_counter() - started, sum(parts.values(), Part())
@@ -229,6 +233,7 @@ def grow(
         dtype=dtype_name(decoder.target.dtype),
         tree=method.tree,
         target=decoder.target.fingerprint,
+        overdue=None if before is None else decoder.pace.overdue - before,
     )
 
 

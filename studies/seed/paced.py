@@ -22,7 +22,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -73,11 +73,12 @@ class Paced(Pace):
     Attributes:
         pieces: pieces of work so far.
         late: those whose computation alone took longer than declared.
+        overdue: by how many seconds in all.
     """
 
     pieces: int = 0
     late: int = 0
-    lateness: list[float] = field(default_factory=list)
+    overdue: float = 0.0
 
     def drafted(self, began: float, branches: Sequence[Branch]) -> None:
         steps = max(int(branch.tree.depths.max()) for branch in branches)
@@ -94,7 +95,7 @@ class Paced(Pace):
             time.sleep(left)
         elif seconds:
             self.late += 1
-            self.lateness.append(-left)
+            self.overdue -= left
 
 
 def _parts(n: int, size: int) -> int:
@@ -121,6 +122,17 @@ def measure(
         found = collect(pair, methods, dict.fromkeys(TASK_FILES, limit), repeats, raw, resume, pace)
     pieces = sum(pace.pieces for pace in paces)
     return found, sum(pace.late for pace in paces) / pieces if pieces else None
+
+
+def overdue(found: Sequence[Grown]) -> dict[str, float]:
+    """Return by method the share of its trees' time by which computation took longer than declared; nothing
+    of a method with trees that did not note it."""
+    shares = {}
+    for name in dict.fromkeys(one.method for one in found):
+        own = of(found, name)
+        if all(one.overdue is not None for one in own):
+            shares[name] = sum(one.overdue for one in own) / sum(one.seconds for one in own)
+    return shares
 
 
 def together(pair: Pair, limit: int, raw: Path, resume: bool = False) -> dict[str, dict[str, dict]]:

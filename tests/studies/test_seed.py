@@ -287,10 +287,12 @@ def test_paced_figures_have_intervals_and_what_speed_depends_on(figures, monkeyp
     found = [drafted(SERIAL_AR, 16.0, 1000, 990, 0.0), drafted(paced.SEED, 10.0, 1000, 600, 0.5)]
     found.append(drafted(paced.SERIAL_SD, 12.0, 1000, 600, 0.5))
     monkeypatch.setattr(paced, "measure", lambda *names: (found, 0.01))
+    found[1].overdue = found[1].seconds / 10  # the others' was not noted
     rows = figures.paced_speeds(goals.Run("seed", quick=True))
     assert rows["paced_vs_serial_ar"]["value"] == pytest.approx(1.6)
     assert rows["paced_vs_serial_ar"]["alpha_needed"] < 0.5 < rows["paced_vs_serial_sd"]["alpha_needed"]
     assert rows["paced_vs_serial_sd"]["interval"] == pytest.approx([1.2, 1.2])
+    assert rows["paced_vs_serial_sd"]["overdue"] == pytest.approx({paced.SEED: 0.1})
 
 
 def test_how_busy_the_target_is_needs_seed_alone(figures, monkeypatch):
@@ -411,7 +413,7 @@ def test_paced_work_holds_its_device_for_the_declared_time():
     pace.forwarded(began, 32, [tree])  # 65 are three
     assert time.perf_counter() - began >= 0.120
     pace.forwarded(began - 1.0, 5, [])
-    assert (pace.pieces, pace.late) == (4, 1) and pace.lateness[0] >= 0.9
+    assert (pace.pieces, pace.late) == (4, 1) and pace.overdue >= 0.9
 
 
 def test_trees_that_grow_together_have_the_same_tokens(pair, tmp_path, monkeypatch):
