@@ -48,6 +48,7 @@ def test_best_accept_len_is_that_of_the_stored_runs(tiny_bundle, questions, tmp_
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_bundle, tmp_path / "other")
     monkeypatch.setattr(flagship, "DRAFTERS", (str(tiny_bundle), str(tmp_path / "other")))
+    monkeypatch.setattr(flagship, "SHIPPED", str(tiny_bundle))
     monkeypatch.setattr(flagship, "TASKS", dict.fromkeys(("mt_bench", "gsm8k"), (str(questions), 80)))
     monkeypatch.setattr(flagship, "TUNING", str(questions))
     monkeypatch.setattr(flagship, "NEW_TOKENS", 6)
