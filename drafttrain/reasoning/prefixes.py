@@ -106,7 +106,8 @@ class PrefixStore:
 
     def holds(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt can be copied as a whole."""
-        return _known(self._find(list(prompt)), list(prompt)) == len(prompt)
+        wanted = list(prompt)
+        return any(one.tokens == wanted for one in self.kept)
 
     def begin(self, prompts: Sequence[Sequence[int]], max_len: Sequence[int]) -> list[Encoding]:
         """Return prompts with the prefixes that can be copied from kept ones.

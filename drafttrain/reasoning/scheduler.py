@@ -105,15 +105,15 @@ class ScheduledDecoder:
             return on_end(branch)
 
         run = Execution(
-            self.config,
-            self.store,
-            self.pace,
-            self.timeline,
-            threads[1],
-            self.shares_ngrams,
-            stop,
-            on_tokens,
-            end,
+            config=self.config,
+            store=self.store,
+            pace=self.pace,
+            timeline=self.timeline,
+            threads=threads[1],
+            shares_ngrams=self.shares_ngrams,
+            stop=stop,
+            on_tokens=on_tokens,
+            on_end=end,
         )
         run.add(requests)
         with own_cores(self.target, threads[0]):
