@@ -103,8 +103,8 @@ class Part:
     """Time and tokens of the calls of the thought generator, or of the state evaluator, in a tree.
 
     Attributes:
-        seconds: with prompts; a forward's are divided by tokens among its prompts and all of its drafts, which
-            share their part equally.
+        seconds: with prompts; a forward's are divided by tokens among its prompts and all of its drafts, and
+            equally among its drafts.
         prompt_seconds: of them, in encoding prompts.
         calls, prompt_tokens: made, and of their prompts.
         tokens: emitted.
