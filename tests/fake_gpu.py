@@ -66,6 +66,7 @@ class FakeGpu(TorchFunctionMode):
 
     waits: list[str] = []  # of all contexts
     copies: list[tuple[Tensor, Tensor]] = []  # on their way to the host: where to, and of what
+    lock = threading.RLock()  # of the copies
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         return _call(function, args, kwargs or {})
@@ -73,7 +74,8 @@ class FakeGpu(TorchFunctionMode):
 
 def _waited() -> None:
     """Note a wait, with the place of the package that caused it. Copies have arrived then."""
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+    # under a lock: a thread that finds no copy left may read what the last of them has brought
+    with FakeGpu.lock, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         while FakeGpu.copies:
             goal, source = FakeGpu.copies.pop()
             goal.copy_(source)
@@ -159,7 +161,7 @@ def _move(function: Callable, tensor: Tensor, *args, **kwargs) -> Tensor:
     if moves and not kwargs.get("non_blocking"):
         _waited()
     elif moves and device.type == "cpu":
-        with torch._C.DisableTorchFunctionSubclass():
+        with FakeGpu.lock, torch._C.DisableTorchFunctionSubclass():
             FakeGpu.copies.append((out, out.clone()))
             out.fill_(-(2**30))  # until the host has waited
     return out

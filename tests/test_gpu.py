@@ -181,6 +181,7 @@ def test_scheduled_texts(gpu, tiny_target_folder, plain, verifier, drafting, ove
     how = SchedulerConfig(verifier, drafting, overlap=overlap, short=0)
     asked = [Request(prompt, NEW, sampling) for prompt, sampling in zip(PROMPTS, SAMPLED)]
     branches = ScheduledDecoder(target, proposer, how).decode(asked, stop=())
+    assert [branch.error for branch in branches] == [None] * len(PROMPTS)
     assert [branch.row.output for branch in branches] == plain[1]
 
 
