@@ -168,5 +168,5 @@ class Pace:
         """Run after drafting for branches, which began at this time of the timeline's clock."""
 
     def forwarded(self, began: float, tokens: int, trees: Sequence[TokenTree]) -> None:
-        """Run after a target forward over this many prompt tokens and over these trees, before acceptance (on
-        a GPU after it) and the drafter's prefill."""
+        """Run after a target forward over this many prompt tokens and over these trees, before acceptance and
+        the drafter's prefill."""

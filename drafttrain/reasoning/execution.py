@@ -3,15 +3,19 @@ each forward of the target runs.
 
 A prompt that is to be encoded and a draft that is ready run in the same forward (a mixed batch): reading the
 weights once for both saves the forward of the draft.
+
+Where drafting and verifying overlap, the target's thread runs forwards alone. What follows from a forward
+(acceptance, the caller's code, the start of sequences) happens while the next one runs.
 """
 
 import itertools
 import math
+import queue
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +26,7 @@ from drafttrain.inference.decode import Request, Row, check_request, emit, trim
 from drafttrain.inference.many import judge_many, propose_many, update_many
 from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.reasoning.branches import Branch, Pace, Rounds
+from drafttrain.reasoning.branches import POLL, Branch, Pace, Rounds
 from drafttrain.reasoning.config import SchedulerConfig
 from drafttrain.reasoning.cores import own_cores, own_stream
 from drafttrain.reasoning.prefixes import Encoding, PrefixStore
@@ -31,7 +35,7 @@ from drafttrain.target_lm.model import TargetStates
 from drafttrain.trees.tree import TokenTree
 
 
-@dataclass
+@dataclass(eq=False)
 class Admitted:
     """A request whose prompt is being encoded.
 
@@ -47,11 +51,34 @@ class Admitted:
 
 
 @dataclass
+class Forward:
+    """One forward of the target.
+
+    Attributes:
+        prompts: requests whose prompts it encodes, or the next chunk of them.
+        branches: whose drafts it verifies.
+        encoded: those of the prompts that it encodes to their end.
+        tokens: that it runs of each prompt.
+        outputs: the target's states and logits [1, n, V] at the nodes of each draft.
+        seconds: that it takes, with the wait for its drafts.
+        error: why it failed; None if it has not.
+    """
+
+    prompts: list[Admitted]
+    branches: list[Branch]
+    encoded: list[Admitted] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    outputs: list[tuple[TargetStates, torch.Tensor]] = field(default_factory=list)
+    seconds: float = 0.0
+    error: BaseException | None = None
+
+
+@dataclass
 class Execution:
     """State of one call of `ScheduledDecoder.decode`, whose attributes it shares.
 
     Attributes:
-        threads: of all drafting together, where it overlaps with verifying.
+        threads: of the target, and of all drafting together, where they overlap.
         shares_ngrams: sequences of one prompt draft from each other's n-grams.
         requests: that wait for prefill, with their numbers.
         admitted: requests whose prompts are being encoded.
@@ -59,6 +86,7 @@ class Execution:
         waiting: number of waiting requests of each prompt.
         live: number of branches that are encoded and have not ended.
         added: number of requests so far.
+        is_beside: whether a forward runs in another thread.
         marked: clock time from which `lap` counts.
     """
 
@@ -66,7 +94,7 @@ class Execution:
     store: PrefixStore
     pace: Pace
     timeline: Timeline
-    threads: int
+    threads: tuple[int | None, int]
     shares_ngrams: bool
     stop: frozenset[int]
     on_tokens: Callable[[Row], None]
@@ -79,6 +107,7 @@ class Execution:
     waiting: Counter[tuple[int, ...]] = field(default_factory=Counter)
     live: int = 0
     added: int = 0
+    is_beside: bool = False
 
     def __post_init__(self) -> None:
         self.joined, self.batched = self.config.drafting == "joined", self.config.verifier == "batched"
@@ -100,7 +129,10 @@ class Execution:
         self.requests.extendleft(reversed(numbered))
 
     def lap(self) -> float:
-        """Return the seconds since the mark, and set it to now."""
+        """Return the seconds since the mark, and set it to now. Beside a forward, whose time this is, do
+        nothing and return 0."""
+        if self.is_beside:
+            return 0.0
         before, self.marked = self.marked, time.perf_counter()
         return self.marked - before
 
@@ -116,29 +148,57 @@ class Execution:
                 for group in [waiting] if self.joined else [[branch] for branch in waiting]:
                     self.draft(group, DRAFTER)
                     _charge([branch for branch in group if branch.is_drafted] or group, self.lap())
-            self.advance()
+            self._admit_next()
+            if forward := self._next_forward(wait=True):
+                self._run(forward)
+                self._arrive(forward)
+                self._finish(forward)
 
     def overlapped(self) -> None:
-        """Verify in this thread what worker threads draft (processes V and D(n) of Algorithm 2)."""
-        rounds = self.rounds
-        each, at_once = (self.threads, 1) if self.joined else (1, self.threads)
+        """Verify in a thread of the target's what worker threads draft (processes V and D(n) of Algorithm 2).
+        This thread chooses what the target runs next, and accepts drafts."""
+        rounds, drafting = self.rounds, self.threads[1]
+        each, at_once = (drafting, 1) if self.joined else (1, drafting)
         cores = threading.Semaphore(at_once)
-        workers = 1 if self.joined else self.config.sequences
-        crew = [
+        to_run: queue.SimpleQueue[Forward | None] = queue.SimpleQueue()
+        has_run: queue.SimpleQueue[Forward] = queue.SimpleQueue()
+        crew = [threading.Thread(target=self._run_forwards, args=(to_run, has_run), daemon=True)] + [
             threading.Thread(target=self._work, args=(f"drafter {i}", each, cores), daemon=True)
-            for i in range(workers)
+            for i in range(1 if self.joined else self.config.sequences)
         ]
         try:
             for worker in crew:
                 worker.start()
+            running: Forward | None = None
             while self.live or self.requests or self.admitted:
                 self.admit_copies()
-                self.advance()
+                self._admit_next()
+                if running:
+                    self._arrive(_next_of(has_run))
+                ended, running = running, self._next_forward(wait=running is None)
+                self.is_beside = running is not None
+                if running:
+                    self._wait_for_gpu()  # the target's stream reads what this one has written
+                    to_run.put(running)
+                if ended:
+                    self._finish(ended)
         finally:
             rounds.close()
+            to_run.put(None)
             end = time.monotonic() + 2.0
             for worker in filter(threading.Thread.is_alive, crew):
                 worker.join(max(0.0, end - time.monotonic()))
+
+    def _run_forwards(self, to_run: queue.SimpleQueue, has_run: queue.SimpleQueue) -> None:
+        """Run forwards of a queue until there is None: the loop of the target's thread."""
+        target = self.store.target
+        with torch.no_grad(), own_cores(target, self.threads[0]), own_stream(target.device):
+            while forward := to_run.get():
+                try:
+                    self._run(forward)
+                except BaseException as error:  # the main thread raises it
+                    forward.error = error
+                has_run.put(forward)
 
     def _work(self, name: str, threads: int, cores: threading.Semaphore) -> None:
         """Draft for waiting branches until the rounds are closed: the loop of a worker thread."""
@@ -160,33 +220,60 @@ class Execution:
         while self.requests and self.free > 0 and self.store.holds(self.requests[0][1].prompt_ids):
             self._start(self._admit([0]))
 
-    def advance(self) -> None:
-        """Run the target once: over prompts that wait, up to the limit of sequences, and drafts that are
-        ready. Verifier `one`: over one prompt and one draft. Wait for a draft only if no prompt waits."""
-        rounds, branches = self.rounds, []
+    def _admit_next(self) -> None:
+        """Begin to encode prompts, up to the limit of sequences, or one prompt (verifier `one`), unless
+        prompts are being encoded."""
         if not self.admitted and self.requests and self.free > 0:
             self.admitted = self._admit(self._next())
-        if rounds.ready or (self.live and not self.admitted):
+
+    def _next_forward(self, wait: bool) -> Forward | None:
+        """Return what the target runs next: prompts that are being encoded and drafts that are ready, or one
+        draft (verifier `one`). None if there is neither.
+
+        Args:
+            wait: for a draft, if no prompt is being encoded.
+        """
+        rounds, branches = self.rounds, []
+        if rounds.ready or (wait and self.live and not self.admitted):
             branches = rounds.take(rounds.ready, self.batched)
-        failed = [branch for branch in branches if branch.error]
         drafted = [branch for branch in branches if not branch.error]
-        if self.admitted or drafted:
-            self._run_target(drafted)
-        for branch in drafted:
+        for branch in branches:
+            if branch.error:
+                self._end(branch)
+        return Forward(self.admitted, drafted) if self.admitted or drafted else None
+
+    def _arrive(self, forward: Forward) -> None:
+        """Take note of a forward that has run: prompts that it has encoded to their end need no other.
+
+        Raises:
+            BaseException: the forward has failed.
+        """
+        if forward.error:
+            raise forward.error
+        forward.encoded = [one for one in forward.prompts if not one.prompt.left]
+        self.admitted = [one for one in self.admitted if one not in forward.encoded]
+        self.is_beside = False
+        forward.seconds = self.lap()
+
+    def _finish(self, forward: Forward) -> None:
+        """Accept the drafts of a forward, emit their tokens, and start the requests that it has encoded."""
+        nodes = [branch.tree.width for branch in forward.branches]
+        each = forward.seconds / max(sum(forward.tokens) + sum(nodes), 1)
+        for one, n in zip(forward.prompts, forward.tokens):
+            one.seconds += n * each
+        self._accept(forward)
+        _charge(forward.branches, sum(nodes) * each + self.lap())
+        for branch in forward.branches:
             root, step = branch.session.root, DecodeStats()
             emit([branch.row], branch.tree, branch.verified.accepted, root, self.stop, step)
             emitted = len(branch.row.tokens)
             if emitted:
                 self.on_tokens(branch.row)
             branch.count(step, emitted)
-        self._go_on(drafted)
-        for branch in failed:
-            self._end(branch)
+        self._go_on(forward.branches)
         self.lap()  # the time before was spent in the caller's code and is charged to no branch
-        encoded = [one for one in self.admitted if not one.prompt.left]
-        self.admitted = [one for one in self.admitted if one.prompt.left]
-        if encoded:
-            self._start(encoded)
+        if forward.encoded:
+            self._start(forward.encoded)
 
     def _next(self) -> list[int]:
         """Return the indices of the waiting requests whose prompts are encoded next."""
@@ -203,39 +290,34 @@ class Execution:
         prompts = self.store.begin([one.prompt_ids for one in requests], [_room(one) for one in requests])
         return [Admitted(*pair, prompt) for pair, prompt in zip(taken, prompts)]
 
-    def _run_target(self, branches: list[Branch]) -> None:
-        """Run prompts and drafts of branches through the target, and accept drafts. The seconds are divided
-        among prompts and drafts by tokens."""
-        prompts, before = [one.prompt for one in self.admitted], [one.prompt.left for one in self.admitted]
+    def _run(self, forward: Forward) -> None:
+        """Run a forward of the target."""
+        prompts, branches = [one.prompt for one in forward.prompts], forward.branches
         sessions, trees = [branch.session for branch in branches], [branch.tree for branch in branches]
-        limit = self.config.chunk if branches else None
+        limit, before = self.config.chunk if branches else None, [one.left for one in prompts]
         with ExitStack() as spans:
-            numbers = [one.number for one in self.admitted], [branch.row.number for branch in branches]
+            numbers = [one.number for one in forward.prompts], [branch.row.number for branch in branches]
             for what, own in zip(("prefill", "verify"), numbers):
                 if own:
                     spans.enter_context(self.timeline.span(TARGET, what, own))
             began = self.timeline.clock()
-            outputs = self.store.encode(prompts, limit, sessions, trees)
-            if self.on_gpu:  # its work ends as acceptance reads it
-                self._accept(branches, outputs)
-            tokens = [n - one.left for n, one in zip(before, prompts)]
-            self.pace.forwarded(began, sum(tokens), trees)
-        if not self.on_gpu:
-            self._accept(branches, outputs)
-        nodes = sum(tree.width for tree in trees)
-        each = self.lap() / max(sum(tokens) + nodes, 1)
-        for one, n in zip(self.admitted, tokens):
-            one.seconds += n * each
-        _charge(branches, nodes * each)
+            forward.outputs = self.store.encode(prompts, limit, sessions, trees)
+            self._wait_for_gpu()  # acceptance may read the outputs in another stream
+            forward.tokens = [n - one.left for n, one in zip(before, prompts)]
+            self.pace.forwarded(began, sum(forward.tokens), trees)
 
-    def _accept(self, branches: list[Branch], outputs: Sequence[tuple[TargetStates, torch.Tensor]]) -> None:
-        if not branches:
+    def _accept(self, forward: Forward) -> None:
+        if not forward.branches:
             return
-        for branch in branches:
+        for branch in forward.branches:
             branch.accept.set_active([0])
-        sessions, trees, accept = zip(*((b.session, b.tree, b.accept) for b in branches))
-        for branch, verified in zip(branches, judge_many(sessions, trees, accept, outputs)):
+        sessions, trees, accept = zip(*((b.session, b.tree, b.accept) for b in forward.branches))
+        for branch, verified in zip(forward.branches, judge_many(sessions, trees, accept, forward.outputs)):
             branch.verified, branch.tree = verified, verified.tree
+        forward.outputs = []
+        self._wait_for_gpu()  # drafts are made in another stream
+
+    def _wait_for_gpu(self) -> None:
         if self.on_gpu:
             torch.cuda.current_stream().synchronize()
 
@@ -318,8 +400,7 @@ class Execution:
         judged = [branch for branch in branches if branch.verified is not None]
         if judged:
             update_many([branch.session for branch in judged], [branch.verified for branch in judged])
-            if branches[0].session.target.device.type == "cuda":
-                torch.cuda.current_stream().synchronize()  # before the verdicts' memory is given to others
+            self._wait_for_gpu()  # before the verdicts' memory is given to others
             for branch in judged:  # a draft that is retried must not update with them again
                 branch.verified = None
         rows, sessions = [branch.row for branch in branches], [branch.session for branch in branches]
@@ -327,8 +408,7 @@ class Execution:
         trees = propose_many(sessions, seeds, positions)
         for branch, tree in zip(branches, trees):
             branch.tree = trim(tree, [branch.row])
-        if branches[0].session.target.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()  # another stream reads the trees
+        self._wait_for_gpu()  # another stream reads the trees
 
     def _go_on(self, branches: list[Branch]) -> None:
         """Queue the branches that continue for drafting, and end the others."""
@@ -343,6 +423,13 @@ class Execution:
         branch.free()
         self.live -= 1
         self.add(self.on_end(branch))
+
+
+def _next_of(forwards: "queue.SimpleQueue[Forward]") -> Forward:
+    """Return the next forward of a queue; wait for one, and notice Ctrl-C meanwhile."""
+    while True:
+        with suppress(queue.Empty):
+            return forwards.get(timeout=POLL)
 
 
 def _charge(branches: Sequence[Branch], seconds: float) -> None:

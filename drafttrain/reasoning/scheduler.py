@@ -109,14 +109,15 @@ class ScheduledDecoder:
             store=self.store,
             pace=self.pace,
             timeline=self.timeline,
-            threads=threads[1],
+            threads=threads,
             shares_ngrams=self.shares_ngrams,
             stop=stop,
             on_tokens=on_tokens,
             on_end=end,
         )
         run.add(requests)
-        with own_cores(self.target, threads[0]):
+        # where they overlap, the target has a thread of its own, and acceptance takes a moment of one core
+        with own_cores(self.target, 1 if self.overlaps else None):
             run.overlapped() if self.overlaps else run.in_turns()
         return sorted(run.branches, key=lambda branch: branch.row.number)
 

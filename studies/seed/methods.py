@@ -39,7 +39,9 @@ SERIAL_AR, BATCHED_AR = "serial AR", "batched AR"
 GENERATOR, EVALUATOR = "generator", "evaluator"
 SEQUENCES = 3  # thoughts of a state
 WARM_UP = 24  # tokens; fewer get no drafts
-SCHEDULING = 3  # 1: a round of calls after the other; 2: calls follow from answers; 3: mixed batches
+# 1: a round of calls after the other; 2: calls follow from answers; 3: mixed batches; 4: with overlap, drafts
+# are accepted while the target runs the next ones
+SCHEDULING = 4
 
 
 @dataclass(frozen=True)
