@@ -60,8 +60,8 @@ class Forward:
         encoded: those of the prompts that it encodes to their end.
         tokens: that it runs of each prompt.
         outputs: the target's states and logits [1, n, V] at the nodes of each draft.
+        ended: clock time at its end.
         seconds: that it takes, with the wait for its drafts.
-        error: why it failed; None if it has not.
     """
 
     prompts: list[Admitted]
@@ -69,8 +69,8 @@ class Forward:
     encoded: list[Admitted] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     outputs: list[tuple[TargetStates, torch.Tensor]] = field(default_factory=list)
+    ended: float = 0.0
     seconds: float = 0.0
-    error: BaseException | None = None
 
 
 @dataclass
@@ -85,6 +85,7 @@ class Execution:
         siblings: by prompt, what its first session has learned, while requests of this prompt wait.
         waiting: number of waiting requests of each prompt.
         live: number of branches that are encoded and have not ended.
+        failed: those of them whose drafts have failed, until they are ended.
         added: number of requests so far.
         is_beside: whether a forward runs in another thread.
         marked: clock time from which `lap` counts.
@@ -106,6 +107,7 @@ class Execution:
     siblings: dict[tuple[int, ...], Any] = field(default_factory=dict)
     waiting: Counter[tuple[int, ...]] = field(default_factory=Counter)
     live: int = 0
+    failed: list[Branch] = field(default_factory=list)
     added: int = 0
     is_beside: bool = False
 
@@ -153,6 +155,7 @@ class Execution:
                 self._run(forward)
                 self._arrive(forward)
                 self._finish(forward)
+            self._end_failed()
 
     def overlapped(self) -> None:
         """Verify in a thread of the target's what worker threads draft (processes V and D(n) of Algorithm 2).
@@ -161,13 +164,14 @@ class Execution:
         each, at_once = (drafting, 1) if self.joined else (1, drafting)
         cores = threading.Semaphore(at_once)
         to_run: queue.SimpleQueue[Forward | None] = queue.SimpleQueue()
-        has_run: queue.SimpleQueue[Forward] = queue.SimpleQueue()
-        crew = [threading.Thread(target=self._run_forwards, args=(to_run, has_run), daemon=True)] + [
+        has_run: queue.SimpleQueue[Forward | BaseException] = queue.SimpleQueue()
+        runner = threading.Thread(target=self._run_forwards, args=(to_run, has_run), daemon=True)
+        crew = [
             threading.Thread(target=self._work, args=(f"drafter {i}", each, cores), daemon=True)
             for i in range(1 if self.joined else self.config.sequences)
         ]
         try:
-            for worker in crew:
+            for worker in [runner, *crew]:
                 worker.start()
             running: Forward | None = None
             while self.live or self.requests or self.admitted:
@@ -178,27 +182,39 @@ class Execution:
                 ended, running = running, self._next_forward(wait=running is None)
                 self.is_beside = running is not None
                 if running:
-                    self._wait_for_gpu()  # the target's stream reads what this one has written
-                    to_run.put(running)
+                    self._hand_over(running, to_run)
                 if ended:
                     self._finish(ended)
+                    ended = None  # it holds the caches of prompts
+                self._end_failed()
         finally:
             rounds.close()
             to_run.put(None)
+            while runner.is_alive():  # its forward cannot be interrupted, and another run must not meet it
+                runner.join(POLL)
             end = time.monotonic() + 2.0
             for worker in filter(threading.Thread.is_alive, crew):
                 worker.join(max(0.0, end - time.monotonic()))
 
+    def _hand_over(self, forward: Forward, to_run: queue.SimpleQueue) -> None:
+        """Let the target's thread run a forward."""
+        if self.on_gpu:
+            for branch in forward.branches:  # grown here: memory that this stream gives up is its own again
+                branch.session.cache.reserve(branch.tree.width)
+        self._wait_for_gpu()  # the target's stream reads what this one has written
+        to_run.put(forward)
+
     def _run_forwards(self, to_run: queue.SimpleQueue, has_run: queue.SimpleQueue) -> None:
-        """Run forwards of a queue until there is None: the loop of the target's thread."""
+        """Run forwards of a queue until there is None or one fails: the loop of the target's thread."""
         target = self.store.target
-        with torch.no_grad(), own_cores(target, self.threads[0]), own_stream(target.device):
-            while forward := to_run.get():
-                try:
+        try:
+            with torch.no_grad(), own_cores(target, self.threads[0]), own_stream(target.device):
+                while forward := to_run.get():
                     self._run(forward)
-                except BaseException as error:  # the main thread raises it
-                    forward.error = error
-                has_run.put(forward)
+                    has_run.put(forward)
+                    del forward  # it holds the caches of prompts
+        except BaseException as error:  # the main thread raises it
+            has_run.put(error)
 
     def _work(self, name: str, threads: int, cores: threading.Semaphore) -> None:
         """Draft for waiting branches until the rounds are closed: the loop of a worker thread."""
@@ -236,24 +252,17 @@ class Execution:
         rounds, branches = self.rounds, []
         if rounds.ready or (wait and self.live and not self.admitted):
             branches = rounds.take(rounds.ready, self.batched)
+        self.failed += [branch for branch in branches if branch.error]
         drafted = [branch for branch in branches if not branch.error]
-        for branch in branches:
-            if branch.error:
-                self._end(branch)
         return Forward(self.admitted, drafted) if self.admitted or drafted else None
 
     def _arrive(self, forward: Forward) -> None:
-        """Take note of a forward that has run: prompts that it has encoded to their end need no other.
-
-        Raises:
-            BaseException: the forward has failed.
-        """
-        if forward.error:
-            raise forward.error
+        """Take note of a forward that has run: prompts that it has encoded to their end need no other."""
         forward.encoded = [one for one in forward.prompts if not one.prompt.left]
         self.admitted = [one for one in self.admitted if one not in forward.encoded]
-        self.is_beside = False
-        forward.seconds = self.lap()
+        # not the time that the caller has taken beside it
+        forward.seconds = max(0.0, forward.ended - self.marked)
+        self.is_beside, self.marked = False, time.perf_counter()
 
     def _finish(self, forward: Forward) -> None:
         """Accept the drafts of a forward, emit their tokens, and start the requests that it has encoded."""
@@ -274,6 +283,12 @@ class Execution:
         self.lap()  # the time before was spent in the caller's code and is charged to no branch
         if forward.encoded:
             self._start(forward.encoded)
+
+    def _end_failed(self) -> None:
+        """End the branches whose drafts have failed."""
+        while self.failed:
+            self._end(self.failed.pop(0))
+        self.lap()
 
     def _next(self) -> list[int]:
         """Return the indices of the waiting requests whose prompts are encoded next."""
@@ -305,6 +320,7 @@ class Execution:
             self._wait_for_gpu()  # acceptance may read the outputs in another stream
             forward.tokens = [n - one.left for n, one in zip(before, prompts)]
             self.pace.forwarded(began, sum(forward.tokens), trees)
+        forward.ended = time.perf_counter()
 
     def _accept(self, forward: Forward) -> None:
         if not forward.branches:
@@ -314,12 +330,12 @@ class Execution:
         sessions, trees, accept = zip(*((b.session, b.tree, b.accept) for b in forward.branches))
         for branch, verified in zip(forward.branches, judge_many(sessions, trees, accept, forward.outputs)):
             branch.verified, branch.tree = verified, verified.tree
-        forward.outputs = []
         self._wait_for_gpu()  # drafts are made in another stream
+        forward.outputs = []
 
     def _wait_for_gpu(self) -> None:
         if self.on_gpu:
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(self.store.target.device).synchronize()
 
     def _start(self, admitted: list[Admitted]) -> None:
         """Start the branches of requests whose prompts are encoded; each emits its first token."""
@@ -425,11 +441,22 @@ class Execution:
         self.add(self.on_end(branch))
 
 
-def _next_of(forwards: "queue.SimpleQueue[Forward]") -> Forward:
-    """Return the next forward of a queue; wait for one, and notice Ctrl-C meanwhile."""
-    while True:
+def _next_of(has_run: "queue.SimpleQueue[Forward | BaseException]") -> Forward:
+    """Return the next forward that has run; wait for one, and notice Ctrl-C meanwhile.
+
+    Raises:
+        BaseException: the forward has failed.
+    """
+    found = None
+    while found is None:
         with suppress(queue.Empty):
-            return forwards.get(timeout=POLL)
+            found = has_run.get(timeout=POLL)
+    if isinstance(found, Forward):
+        return found
+    try:
+        raise found
+    finally:
+        del found  # or the error would hold this frame, which holds the error
 
 
 def _charge(branches: Sequence[Branch], seconds: float) -> None:

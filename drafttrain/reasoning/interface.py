@@ -40,7 +40,8 @@ class Answer:
         finish_reason: as in decoding: "stop", "length", "not_finite"; empty after an error.
         error: why there is no usable text; None if there is.
         stats: of its decoding. The only times are `seconds` and `prefill_seconds`: its share of the forwards
-            that it took part in (with overlap, of target forwards and of waits for drafts).
+            that it took part in (with overlap, of target forwards and of waits for drafts; work beside a
+            forward takes none).
     """
 
     text: str

@@ -75,7 +75,6 @@ class ScheduledDecoder:
         """Return whether sequences of one prompt draft from each other's n-grams."""
         return self.config.shared_ngrams is not False and not self.proposer.draws
 
-    @torch.no_grad()
     def decode(
         self,
         requests: Sequence[Request],
@@ -116,8 +115,10 @@ class ScheduledDecoder:
             on_end=end,
         )
         run.add(requests)
-        # where they overlap, the target has a thread of its own, and acceptance takes a moment of one core
-        with own_cores(self.target, 1 if self.overlaps else None):
+        # where they overlap, the target has a thread of its own, and this one takes a core for moments
+        cores = own_cores(self.target, 1 if self.overlaps else None)
+        # inference mode belongs to one thread, and others write the caches that are made here
+        with torch.inference_mode(False), torch.no_grad(), cores:
             run.overlapped() if self.overlaps else run.in_turns()
         return sorted(run.branches, key=lambda branch: branch.row.number)
 

@@ -399,6 +399,103 @@ def test_who_waits_for_a_core_does_not_draft(loaded, monkeypatch):
     assert all(begin > end - slow / 2 for (_, end), (begin, _) in itertools.pairwise(drafts))
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_callers_time_is_charged_to_nobody(loaded, overlap):
+    """Also where it is longer than the forward that runs beside it, and where a draft has failed."""
+
+    class Failing(Pace):
+        def drafted(self, began, branches):
+            if branches[0].row.number == 1:
+                raise OSError("no memory")
+
+    config = scheduling("one", "each", sequences=2, overlap=overlap)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config, pace=Failing())
+    slept = []
+
+    def on_end(branch):
+        slept.append(time.sleep(0.2))
+        return []
+
+    began = time.perf_counter()
+    branches = decoder.decode(
+        requests(0.0, 4), stop=(), on_tokens=lambda row: slept.append(time.sleep(0.05)), on_end=on_end
+    )
+    wall = time.perf_counter() - began
+    assert [branch.error is not None for branch in branches] == [False, True, False, False]
+    assert (
+        len(slept) > 15 and sum(b.stats.seconds for b in branches) < wall - 0.05 * (len(slept) - 4) - 4 * 0.2
+    )
+
+
+def test_an_error_of_the_target_ends_the_run_and_leaves_nothing(loaded, monkeypatch):
+    """Neither threads nor caches, which the error's traceback might hold."""
+
+    class Broken(Pace):
+        def forwarded(self, began, tokens, trees):
+            if trees:
+                raise MemoryError("no memory")
+
+    def caches() -> int:
+        return sum(issubclass(type(one), KvCache) for one in gc.get_objects())
+
+    gc.collect()
+    before, threads = caches(), set(threading.enumerate())
+    config = scheduling("one", "each", sequences=3, overlap=True)
+    gc.disable()
+    try:
+        decoder = ScheduledDecoder(
+            loaded.target, proposer_of(loaded, "chain:length=2"), config, 0, pace=Broken()
+        )
+        with pytest.raises(MemoryError, match="no memory") as raised:
+            decoder.decode(requests(0.0, 3), stop=())
+        assert set(threading.enumerate()) == threads
+        del raised
+        assert caches() == before
+    finally:
+        gc.enable()
+
+
+def test_a_target_thread_that_cannot_start_ends_the_run(loaded, monkeypatch):
+    def broken(device):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(execution, "own_stream", broken)
+    config = scheduling("one", "joined", sequences=2, overlap=True)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ScheduledDecoder(loaded.target, NoProposer(), config).decode(requests(0.0, 2), stop=())
+
+
+def test_a_forward_that_runs_ends_before_ctrl_c_is_raised(loaded):
+    """A caller that tries again must not meet it."""
+    ended = []
+
+    class Long(Pace):
+        def forwarded(self, began, tokens, trees):
+            if trees:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(2.5)
+                ended.append(len(trees))
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    config = scheduling("one", "each", sequences=1, overlap=True)
+    decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config, pace=Long())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            decoder.decode(requests(0.0, 1), stop=())
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert ended == [1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_caller_in_inference_mode_gets_the_same_texts(tiny_llama, overlap):
+    target = FrozenTarget(*tiny_llama, "tiny")  # torch's operators: the native ones write by address
+    asked, config = requests(1.0, 4), scheduling("one", "each", sequences=2, overlap=overlap)
+    expected = texts(target, proposer_of(None, "none"), asked, config)
+    with torch.inference_mode():
+        assert texts(target, proposer_of(None, "none"), asked, config) == expected
+
+
 def test_a_slow_drafter_delays_nobody_else(loaded):
     """While one sequence drafts for 50 ms, the others are verified again and again; once a draft is there,
     at most the n - 1 others come first, the slow one among them."""
