@@ -74,16 +74,16 @@ class FakeGpu(TorchFunctionMode):
 
 def _waited() -> None:
     """Note a wait, with the place of the package that caused it. Copies have arrived then."""
-    # under a lock: a thread that finds no copy left may read what the last of them has brought
+    frame = sys._getframe()
+    while frame is not None and "/drafttrain/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    # under a lock: a thread that finds no copy left, or that finds a wait, may read what copies have brought
     with FakeGpu.lock, torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         while FakeGpu.copies:
             goal, source = FakeGpu.copies.pop()
             goal.copy_(source)
-    frame = sys._getframe()
-    while frame is not None and "/drafttrain/" not in frame.f_code.co_filename:
-        frame = frame.f_back
-    if frame is not None:
-        FakeGpu.waits.append(f"{frame.f_code.co_filename.split('/drafttrain/')[-1]}:{frame.f_lineno}")
+        if frame is not None:
+            FakeGpu.waits.append(f"{frame.f_code.co_filename.split('/drafttrain/')[-1]}:{frame.f_lineno}")
 
 
 def _call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:

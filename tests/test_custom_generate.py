@@ -205,15 +205,16 @@ def test_processors_that_draw_or_hold_a_model_work_with_several_rows(
 
 def test_loading_the_drafter_is_not_in_max_time(tiny_target_folder, tokenizer, tiny_bundle, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
-    loading = custom_generate._load
+    loading, clock, waited = custom_generate._load, time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: clock() + waited[0])
 
     def slow(*args):
-        time.sleep(2.0)
+        waited[0] += 1000.0
         return loading(*args)
 
     monkeypatch.setattr(custom_generate, "_load", slow)
     plain = model.generate(**inputs(tokenizer), do_sample=False, max_new_tokens=12)
-    assert torch.equal(model.generate(**inputs(tokenizer), **call(tiny_bundle, max_time=2.0)), plain)
+    assert torch.equal(model.generate(**inputs(tokenizer), **call(tiny_bundle, max_time=100.0)), plain)
 
 
 def test_samples_are_drawn_where_an_unused_logit_is_not_finite(tiny_target_folder, tokenizer, tiny_bundle):

@@ -26,7 +26,7 @@ def imported(code: str) -> set[str]:
     end = "\nimport sys; print('\\nmodules', *sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code + end], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-c", code + end], capture_output=True, text=True, env=environment, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.rpartition("\nmodules ")[2].split())
@@ -64,7 +64,7 @@ def imported_after_torch() -> dict[str, set[str]]:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=600,
     )
     found = json.loads(done.stdout.rpartition("modules ")[2])
     assert done.returncode == 0 and all(found.values()), done.stderr
@@ -137,7 +137,7 @@ def test_decoding_needs_no_compiler(tiny_bundle, tmp_path):
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0 and "accept_len" in done.stdout, done.stderr
 

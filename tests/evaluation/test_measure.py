@@ -3,7 +3,7 @@
 import itertools
 import json
 import shutil
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -234,16 +234,21 @@ def test_peak_memory_is_noted_with_each_run(tiny_target, log, monkeypatch):
     assert one.runs["z"].peak_bytes is None
 
 
-def test_what_measuring_takes_is_told_apart_from_the_methods(tiny_target, log):
-    def slow(prompt_ids, max_new_tokens):
-        started = time.perf_counter()
-        time.sleep(0.05)
-        return MethodRun(time.perf_counter() - started, [40])
+def test_what_measuring_takes_is_told_apart_from_the_methods(tiny_target, log, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    measured = measure(tiny_target, {"slow": slow}, TASK, log, 30, on_turn=lambda: time.sleep(0.02))
+    def pass_by(seconds):
+        now[0] += seconds
+
+    def slow(prompt_ids, max_new_tokens):
+        pass_by(0.05)
+        return MethodRun(0.05, [40])
+
+    measured = measure(tiny_target, {"slow": slow}, TASK, log, 30, on_turn=lambda: pass_by(0.02))
     first, *later = [one.harness_seconds for one in measured]
-    assert 0 < first < 0.02  # neither the run nor the warm-up
-    assert all(0.02 < seconds < 0.05 for seconds in later)  # what follows a turn belongs to the next one
+    assert first == pytest.approx(0)  # neither the run nor the warm-up
+    assert later and later == pytest.approx([0.02] * len(later))  # after a turn: it belongs to the next one
 
 
 def test_long_turns_can_be_left_out(tiny_target, log):

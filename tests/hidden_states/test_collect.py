@@ -198,7 +198,7 @@ def test_lines_show_the_rate_of_whole_shards(target, splits, tmp_path, capsys, m
 @pytest.mark.parametrize("kill_at", [1, 4])
 def test_killed_and_resumed_equals_uninterrupted(whole, target, splits, tmp_path, kill_at):
     process = child(whole, tmp_path, kill_at)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL, errors
     left = sorted(path.name for path in (tmp_path / "train").iterdir())
     assert sum(name.startswith("shard-") for name in left) == kill_at - 1
@@ -224,7 +224,7 @@ def test_two_processes_equal_one(whole, target, splits, tmp_path, monkeypatch):
 
     monkeypatch.setattr(target, "encode", counted)
     collect_states(CONFIG, target, splits, tmp_path)
-    output, errors = second.communicate(timeout=120)
+    output, errors = second.communicate(timeout=600)
     assert second.returncode == 0, errors
     assert output == ""  # only the first one talks
     assert 0 < sum(computed) < 35

@@ -84,7 +84,7 @@ def test_ranks_take_the_blocks_that_were_measured(tiny_target_folder, tiny_bundl
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -353,18 +353,23 @@ def test_texts_are_the_same_with_random_delays(loaded):
 
 
 class Slow(Pace):
-    """Drafts of this sequence take 50 ms."""
+    """The first draft of this sequence takes until four drafts of others have been verified."""
 
     def __init__(self, slow: int):
-        self.slow = slow
+        self.slow, self.verified, self.enough = slow, 0, threading.Event()
 
     def drafted(self, began, branches):
         if any(branch.row.number == self.slow for branch in branches):
-            time.sleep(0.05)
+            assert self.enough.wait(60)
+
+    def forwarded(self, began, tokens, trees):
+        self.verified += len(trees)
+        if self.verified >= 4:
+            self.enough.set()
 
 
-@pytest.mark.parametrize("drafting", ["each", "joined"])
-def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, drafting, monkeypatch):
+def noted_drafts(monkeypatch) -> list[int]:
+    """Return a list of the sequences whose drafts are queued, in the order of the queue."""
     drafts, put = [], Rounds.put
 
     def noted(self, queue, branches):
@@ -374,6 +379,12 @@ def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, dr
             put(self, queue, branches)
 
     monkeypatch.setattr(Rounds, "put", noted)
+    return drafts
+
+
+@pytest.mark.parametrize("drafting", ["each", "joined"])
+def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, drafting, monkeypatch):
+    drafts = noted_drafts(monkeypatch)
     config = scheduling("one", drafting, sequences=3, overlap=True)
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=3"), config)
     decoder.decode(requests(1.0, 6), stop=())
@@ -388,15 +399,23 @@ def test_first_come_is_first_served_and_drafts_wait_for_their_verdict(loaded, dr
 
 def test_who_waits_for_a_core_does_not_draft(loaded, monkeypatch):
     """Three workers share one core."""
-    call, slow = execution.propose_many, 0.02
-    monkeypatch.setattr(execution, "propose_many", lambda *given: time.sleep(slow) or call(*given))
+    call, ended = execution.propose_many, []
+
+    def slow(*given):
+        time.sleep(0.02)
+        found = call(*given)
+        ended.append(time.perf_counter())  # it has the core still
+        return found
+
+    monkeypatch.setattr(execution, "propose_many", slow)
     monkeypatch.setattr(ScheduledDecoder, "_threads", lambda self: (1, 1))
     config = scheduling("one", "each", sequences=3, overlap=True)
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=1"), config)
     decoder.decode(requests(0.0, 3), stop=())
-    drafts = sorted((one.begin, one.end) for one in decoder.timeline.spans if one.what == "draft")
-    # a core is free a moment before the span of its draft ends
-    assert all(begin > end - slow / 2 for (_, end), (begin, _) in itertools.pairwise(drafts))
+    timeline = decoder.timeline
+    begins = sorted(one.begin + timeline.started for one in timeline.spans if one.what == "draft")
+    assert len(begins) == len(ended) > 10
+    assert all(begin > end for begin, end in zip(begins[1:], ended))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -412,19 +431,15 @@ def test_the_callers_time_is_charged_to_nobody(loaded, overlap):
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config, pace=Failing())
     slept = []
 
-    def on_end(branch):
-        slept.append(time.sleep(0.2))
+    def sleep(branch):
+        time.sleep(0.1)
+        slept.append(0.1)
         return []
 
-    began = time.perf_counter()
-    branches = decoder.decode(
-        requests(0.0, 4), stop=(), on_tokens=lambda row: slept.append(time.sleep(0.05)), on_end=on_end
-    )
-    wall = time.perf_counter() - began
+    branches = decoder.decode(requests(0.0, 4), stop=(), on_tokens=sleep, on_end=sleep)
     assert [branch.error is not None for branch in branches] == [False, True, False, False]
-    assert (
-        len(slept) > 15 and sum(b.stats.seconds for b in branches) < wall - 0.05 * (len(slept) - 4) - 4 * 0.2
-    )
+    # forwards take milliseconds
+    assert len(slept) > 15 and sum(branch.stats.seconds for branch in branches) < sum(slept) / 2
 
 
 def test_an_error_of_the_target_ends_the_run_and_leaves_nothing(loaded, monkeypatch):
@@ -496,20 +511,16 @@ def test_a_caller_in_inference_mode_gets_the_same_texts(tiny_llama, overlap):
         assert texts(target, proposer_of(None, "none"), asked, config) == expected
 
 
-def test_a_slow_drafter_delays_nobody_else(loaded):
-    """While one sequence drafts for 50 ms, the others are verified again and again; once a draft is there,
-    at most the n - 1 others come first, the slow one among them."""
+def test_a_slow_drafter_delays_nobody_else(loaded, monkeypatch):
+    """While one sequence drafts, the others are verified again and again; once its draft is there, only those
+    come first that have waited longer."""
+    drafts = noted_drafts(monkeypatch)
     config = scheduling("one", "each", sequences=3, overlap=True)
     asked = [replace(one, max_new_tokens=24) for one in requests(0.0, 1) + requests(0.0, 5)[3:]]
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=1"), config, pace=Slow(0))
-    decoder.decode(asked, stop=())
+    assert not any(branch.error for branch in decoder.decode(asked, stop=()))
     verdicts = [span.sequences[0] for span in decoder.timeline.spans if span.what == "verify"]
-    assert 0 not in verdicts[:4]
-    judged = [(span.begin, span.sequences[0]) for span in decoder.timeline.spans if span.what == "verify"]
-    for draft in decoder.timeline.spans:
-        if draft.what == "draft":
-            after = [number for begin, number in judged if begin >= draft.end]
-            assert draft.sequences[0] in after[:3]
+    assert 0 not in verdicts[:4] and drafts == verdicts
 
 
 def test_threads_without_overlap_have_no_effect_and_say_so(loaded):
@@ -553,13 +564,14 @@ def test_a_worker_that_blocks_ends_the_run(loaded, way, monkeypatch):
 def test_idle_workers_wait_for_as_long_as_a_verdict_takes(loaded, monkeypatch):
     """A caller's work after an answer, or a long prompt, is no draft that hangs."""
     take = Rounds.take
-    impatient = {"patience": 0.2}
+    impatient, slept = {"patience": 2.0}, []
     monkeypatch.setattr("drafttrain.reasoning.branches.POLL", 0.05)
     monkeypatch.setattr(Rounds, "take", lambda self, *given, **more: take(self, *given, **impatient | more))
 
     class Long(Pace):
         def forwarded(self, began, tokens, trees):
-            time.sleep(0.4)
+            if trees and not slept:
+                slept.append(time.sleep(2.5))
 
     asked = [replace(one, max_new_tokens=3) for one in requests(0.0, 2)]
     config = replace(scheduling("one", "joined", sequences=2, overlap=True), short=0)
@@ -695,19 +707,19 @@ def test_ctrl_c_ends_all_threads(loaded):
     )
     with pytest.raises(KeyboardInterrupt):
         decoder.decode(requests(0.0, 3), stop=())
-    assert threading.active_count() == before and time.monotonic() - started < 2
+    assert threading.active_count() == before and time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.overlap], ids=name)
 def test_a_signal_ends_all_threads_though_many_wait_to_draft(loaded, way):
-    """Each of twelve drafts takes 0.3 s, one after the other."""
+    """Each of forty drafts takes 0.3 s, one after the other."""
 
     class Sleepy(Pace):
         def drafted(self, began, branches):
             time.sleep(0.3)
 
-    asked = [Request([5, number], 500, SamplingParams(seed=number)) for number in range(12)]
-    config = replace(way, sequences=12)
+    asked = [Request([5, number], 500, SamplingParams(seed=number)) for number in range(40)]
+    config = replace(way, sequences=40)
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config, pace=Sleepy())
     before, handler = threading.active_count(), signal.signal(signal.SIGINT, signal.default_int_handler)
     pressed = []
@@ -725,7 +737,7 @@ def test_a_signal_ends_all_threads_though_many_wait_to_draft(loaded, way):
         timer.cancel()
         signal.signal(signal.SIGINT, handler)
     timer.join()
-    assert time.monotonic() - pressed[0] < 2 and threading.active_count() == before
+    assert time.monotonic() - pressed[0] < 6 and threading.active_count() == before
 
 
 @pytest.mark.parametrize("drafting", ["each", "joined"])
@@ -799,7 +811,7 @@ def test_calls_that_follow_get_the_texts_of_calls_that_are_made_at_once(loaded, 
 def test_a_call_that_follows_begins_while_others_go_on(loaded, overlap):
     config = scheduling("one", "each", sequences=2, overlap=overlap)
     decoder = ScheduledDecoder(loaded.target, proposer_of(loaded, "chain:length=2"), config)
-    calls = [Call(PROMPTS[0], limit, SamplingParams()) for limit in (2, 20)]
+    calls = [Call(PROMPTS[0], limit, SamplingParams()) for limit in (2, 200)]
     decoder.answer(calls, lambda number, answer: [calls[0]] if number in (0, 2) else [])
     begins = {s.sequences[0]: s.begin for s in decoder.timeline.spans if s.what == "prefill"}
     ends = {s.sequences[0]: s.end for s in decoder.timeline.spans if s.what == "verify"}

@@ -55,7 +55,7 @@ def python(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("WANDB_MODE", None)  # it makes a library say so on standard output
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, cwd=cwd, env=environment, timeout=120
+        [sys.executable, *words], capture_output=True, text=True, cwd=cwd, env=environment, timeout=600
     )
 
 

@@ -124,8 +124,8 @@ def test_costs_are_measured_and_simulated(words, tiny_bundle, tmp_path, capfd):
     assert f"{path}" in capfd.readouterr().out
     costs = read_costs(str(path))
     for group in (*costs.groups, *costs.alone, costs.judging):
-        assert len(group) == len(costs.sizes) and all(0.004 <= seconds < 0.1 for seconds in group)
-    assert 0 < costs.hop[0] < 0.1 and 0 < costs.broadcast < 0.1 and 0 < costs.sync < 0.1 and costs.beside
+        assert len(group) == len(costs.sizes) and all(0.004 <= seconds < 1 for seconds in group)
+    assert 0 < costs.hop[0] < 1 and 0 < costs.broadcast < 1 and 0 < costs.sync < 1 and costs.beside
     assert costs.waiting < costs.sync  # less the work that trees, caches and the head are
     measured = costs.machines("pp")
     falling = replace(costs, hop=[3.0, 1.0, *range(5, 5 + len(costs.sizes) - 2)])  # by noise
@@ -274,6 +274,7 @@ def test_an_unreachable_host_is_one_line(words):
     port = "29511"  # nobody listens there, as there is no such host
     place = {"MASTER_ADDR": "nosuch.invalid", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": "1"}
     environment = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    environment["RES_OPTIONS"] = "timeout:1 attempts:1"  # of a name server that does not answer
     command = [sys.executable, "-m", "drafttrain.run.cli", "pipeline", *words, "--timeout_s", "1"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment | place, timeout=300)
     [line] = done.stderr.splitlines()

@@ -43,7 +43,8 @@ def lines(file: Path) -> list[str]:
 )
 def test_a_lost_rank_ends_the_others(words, tiny_bundle, tmp_path, mode, lost, sent):
     """One line on every other rank; a rank that is interrupted ends, though it waits for a message."""
-    words += ["--stages.ranks", "3", "--mode", mode, "--timeout_s", "4"]
+    limit = 10 if sent == signal.SIGSTOP else 120  # a connection that is closed is noticed at once
+    words += ["--stages.ranks", "3", "--mode", mode, "--timeout_s", str(limit)]
     words += [] if mode == "pp" else ["--drafter", str(tiny_bundle)]
     with started_ranks([words] * 3, tmp_path) as ranks:
 
@@ -56,7 +57,8 @@ def test_a_lost_rank_ends_the_others(words, tiny_bundle, tmp_path, mode, lost, s
         ranks[lost].send(sent)
         began, reasons = time.monotonic(), []
         for number in {0, 1, 2} - {lost}:
-            assert ranks[number].wait(timeout=30) == 1 and time.monotonic() - began < 4 + 5
+            assert ranks[number].wait(timeout=60) == 1
+            assert time.monotonic() - began < (limit if sent == signal.SIGSTOP else 4) + 5
             [line] = lines(tmp_path / f"{number}.err")
             assert line.startswith(LOST.format(number))
             assert "; see what the other ranks say, and start again" in line

@@ -76,7 +76,7 @@ def test_trees_are_tuned_and_compared(script, monkeypatch):
     assert 0 < measured["outside_share"]["value"] < 1
 
 
-def test_vllm_is_asked_for_the_same_prompts(script, tmp_path):
+def test_vllm_is_asked_for_the_same_prompts(script, tmp_path, monkeypatch):
     """A stand-in for the interpreter with vLLM: it answers three tokens to everything, in half a second."""
     answer = (
         "import json, sys; job = json.load(sys.stdin); n = len(job['prompts']); assert job['stop'];"
@@ -95,11 +95,23 @@ def test_vllm_is_asked_for_the_same_prompts(script, tmp_path):
     tuned["speeds"] = {"chain:length=1": 3.0, "chain:length=2": 2.0}
     Path("runs/figures/limited/trees").mkdir(parents=True)
     Path("runs/figures/limited/trees/tuning.json").write_text(json.dumps(tuned))
+    drafting = script.drafting
+
+    def steady(*given):
+        decode = drafting(*given)
+
+        def at_one_speed(prompt_ids, max_new_tokens):
+            found = decode(prompt_ids, max_new_tokens)
+            return replace(found, seconds=len(found.token_ids) / 12.0)
+
+        return at_one_speed
+
+    monkeypatch.setattr(script, "drafting", steady)
     found = script.against_vllm(run)["best_vs_vllm_ngram"]
     assert found["tree"] == "chain:length=1" and found["vllm"] == [6.0] * 3
     own = found["before"] + found["after"]
-    assert len(own) == 4 and min(own) / 6.0 < found["value"] < max(own) / 6.0
-    assert found["interval"][0] <= found["value"] <= found["interval"][1]
+    assert own == pytest.approx([12.0] * 4) and found["value"] == pytest.approx(2.0)
+    assert found["interval"] == pytest.approx([2.0, 2.0])
     assert found["size"] == {"prompts": {"mt_bench": 2}, "repeats": 3}
 
 

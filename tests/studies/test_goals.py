@@ -337,7 +337,7 @@ def test_rounding():
 MEMORY = """import time
 block = bytearray(80_000_000)
 block[::4096] = bytes(len(block[::4096]))
-time.sleep(1.5)"""
+time.sleep(4)"""
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -347,7 +347,7 @@ def test_memory_of_all_processes_is_added_up(tmp_path):
     status, seconds, peak = run_and_watch(
         ["bash", "-c", script], tmp_path, dict(os.environ), tmp_path / "log"
     )
-    assert status == 3 and seconds > 1.4
+    assert status == 3 and seconds > 3.9
     assert (tmp_path / "log").read_text().startswith("hello")
     assert 160e6 < peak < 240e6
 
