@@ -60,6 +60,8 @@ from studies.seed.pairs import DEFAULTS, Pair, load_pair
 TREES = {"writing": drawn(4, 2, 1, 1), "gsm8k": drawn(4, 2, 1, 1), "blocksworld": drawn(2, 2, 1)}
 CANDIDATES = [drawn(4, 2, 1, 1), drawn(3, 2, 1, 1), drawn(2, 2, 1, 1), drawn(2, 1, 1, 1)]
 CANDIDATES += [drawn(2, 2, 1), drawn(2, 1, 1), drawn(1, 1, 1, 1, 1)]
+# deeper ones, whose drafting a verification hides just as well
+CANDIDATES += [drawn(3, 2, 1, 1, 1), drawn(2, 2, 1, 1, 1), drawn(2, 2, 1, 1, 1, 1), drawn(2, 1, 1, 1, 1)]
 THREADS = [2, 1]  # the target's forward on both cores; drafting needs little of one
 SERIAL_SD, SEED, TOGETHER = "serial MCSD", "SEED", "SEED, trees together"
 TARGET_SECONDS, TARGET_TOKENS = 0.040, 32
