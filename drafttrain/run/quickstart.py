@@ -141,8 +141,8 @@ def describe(speeds: Speeds, planned: Plan, minutes: float) -> list[str]:
     ]
 
 
-def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) -> None:
-    """Measure the machine, fit the recipe to it and run its stages.
+def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) -> Path:
+    """Measure the machine, fit the recipe to it and run its stages; return the bundle's folder.
 
     Speeds and plan are kept in the run's folder: the same command with the same minutes makes the same plan
     again, regardless of how much of it is done, and so continues where it was.
@@ -179,7 +179,9 @@ def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) ->
         measured = {"made_for": made_for, "speeds": asdict(speeds), "seconds": seconds}
         write_json(file, {**measured, "plan": asdict(planned), "overrides": overrides})
         planned_words = [word for key, value in overrides.items() for word in (f"--{key}", json.dumps(value))]
-        Workflow(load_recipe(path, [*planned_words, *words]), STAGES).run()
+        workflow = Workflow(load_recipe(path, [*planned_words, *words]), STAGES)
+        workflow.run()
+        return workflow.folder("export")
 
 
 def untouched(overrides: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import argparse
 import math
 import time
 
-from drafttrain.run.commands import TARGET, importing, require_recipe
+from drafttrain.run.commands import TARGET, importing, print_next, require_recipe
 from drafttrain.run.options import given, number, option
 from drafttrain.utils.errors import UserError
 
@@ -34,7 +34,7 @@ def quickstart(args: argparse.Namespace) -> None:
     with importing():
         from drafttrain.run.quickstart import quickstart
 
-    quickstart(args.recipe, args.minutes, args.overrides, begun)
+    print_next(quickstart(args.recipe, args.minutes, args.overrides, begun))
 
 
 def new_recipe_options(parser: argparse.ArgumentParser) -> None:

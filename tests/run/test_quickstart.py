@@ -171,6 +171,8 @@ def test_the_users_settings_win(words, speeds, capsys):
     assert main([*words, *settings]) == 0
     printed = capsys.readouterr().out
     assert "calibrate" in done(printed)  # that tree takes a calibration
+    bundle = run_dir(words) / "bundle"
+    assert f"the bundle is in {bundle}; next:\n  drafttrain generate --bundle {bundle} --prompt" in printed
     summary = read_json(run_dir(words) / "evaluation" / "summary.json")
     assert summary["max_new_tokens"] == 5 and summary["tree"] == "timed:max_depth=2"
 
