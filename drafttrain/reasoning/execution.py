@@ -179,13 +179,13 @@ class Execution:
                 self._admit_next()
                 if running:
                     self._arrive(_next_of(has_run))
-                ended, running = running, self._next_forward(wait=running is None)
+                done, running = running, self._next_forward(wait=running is None)
                 self.is_beside = running is not None
                 if running:
                     self._hand_over(running, to_run)
-                if ended:
-                    self._finish(ended)
-                    ended = None  # it holds the caches of prompts
+                if done:
+                    self._finish(done)
+                    done = None  # it holds the caches of prompts
                 self._end_failed()
         finally:
             rounds.close()
@@ -199,7 +199,7 @@ class Execution:
     def _hand_over(self, forward: Forward, to_run: queue.SimpleQueue) -> None:
         """Let the target's thread run a forward."""
         if self.on_gpu:
-            for branch in forward.branches:  # grown here: memory that this stream gives up is its own again
+            for branch in forward.branches:  # here, as growing gives memory of this stream back to it
                 branch.session.cache.reserve(branch.tree.width)
         self._wait_for_gpu()  # the target's stream reads what this one has written
         to_run.put(forward)

@@ -197,14 +197,15 @@ def _run_stages(args: argparse.Namespace, again: list[str] | None = None, **sele
     workflow.run(**selection)
     bundle = workflow.folder("export")
     ends = {selection.get("last"), selection.get("only")}
-    if ends <= {None, "export"} and (bundle / "config.json").exists():
+    if ends <= {None, "export"}:
         print_next(bundle)
 
 
 def print_next(bundle: Path) -> None:
-    """Say where the bundle is, and what to do with it."""
-    print(f"the bundle is in {bundle}; next:")
-    print(f"  drafttrain generate --bundle {shlex.quote(str(bundle))} --prompt 'Hello!'")
+    """Say where the bundle is, if there is one, and what to do with it."""
+    if (bundle / "config.json").exists():
+        print(f"the bundle is in {bundle}; next:")
+        print(f"  drafttrain generate --bundle {shlex.quote(str(bundle))} --prompt 'Hello!'")
 
 
 def _add_recipe(parser: argparse.ArgumentParser, shown: str) -> None:
