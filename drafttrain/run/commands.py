@@ -6,7 +6,6 @@ so that `drafttrain --help` answers at once.
 
 import argparse
 import gc
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -195,17 +194,10 @@ def _run_stages(args: argparse.Namespace, again: list[str] | None = None, **sele
         print_plan(workflow, plan(workflow, **selection), estimate)
         return
     workflow.run(**selection)
-    bundle = workflow.folder("export")
-    ends = {selection.get("last"), selection.get("only")}
-    if ends <= {None, "export"}:
-        print_next(bundle)
+    if {selection.get("last"), selection.get("only")} <= {None, "export"}:
+        from drafttrain.run.exporting import print_next
 
-
-def print_next(bundle: Path) -> None:
-    """Say where the bundle is, if there is one, and what to do with it."""
-    if (bundle / "config.json").exists():
-        print(f"the bundle is in {bundle}; next:")
-        print(f"  drafttrain generate --bundle {shlex.quote(str(bundle))} --prompt 'Hello!'")
+        print_next(workflow.folder("export"))
 
 
 def _add_recipe(parser: argparse.ArgumentParser, shown: str) -> None:

@@ -1,6 +1,7 @@
 """The command `export`: a recipe's stage, or a bundle for other tools."""
 
 import argparse
+import shlex
 from pathlib import Path
 
 from drafttrain.run.commands import PLAN, run_recipe, stage_options
@@ -47,6 +48,13 @@ def export(args: argparse.Namespace) -> None:
 
         import_from(args.back, args.source, args.out)
         print(args.out)
+
+
+def print_next(bundle: Path) -> None:
+    """Say where the bundle is, if there is one, and what to do with it."""
+    if (bundle / "config.json").exists():
+        print(f"the bundle is in {bundle}; next:")
+        print(f"  drafttrain generate --bundle {shlex.quote(str(bundle))} --prompt 'Hello!'")
 
 
 def _write_card(args: argparse.Namespace) -> None:

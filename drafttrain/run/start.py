@@ -7,7 +7,8 @@ import argparse
 import math
 import time
 
-from drafttrain.run.commands import TARGET, importing, print_next, require_recipe
+from drafttrain.run.commands import TARGET, importing, require_recipe
+from drafttrain.run.exporting import print_next
 from drafttrain.run.options import given, number, option
 from drafttrain.utils.errors import UserError
 
