@@ -38,7 +38,7 @@ ARGUMENTS = {  # types of the arguments of functions in cpp/, see C_TYPES
     "linear": "ppnpnn",
     "blocks": "pppnnpnppnn",
     "keys_values": "pppnn",
-    "first_maximum": "pnnpn",
+    "largest": "pnnnpn",
     "draws": "pnnpppp",
     "divergences": "pnpnnnppn",
     "linear_top": "ppnnppnn",

@@ -14,5 +14,5 @@ def first_maximum(logits: torch.Tensor) -> torch.Tensor:
         # max, not argmax: the same first maximum, and several times faster on bf16 CPU tensors
         return logits.max(-1).indices
     logits, places = logits.contiguous(), torch.empty(logits.shape[:-1], dtype=torch.long)
-    native.first_maximum(logits.data_ptr(), places.numel(), logits.shape[-1], places.data_ptr(), team_size())
+    native.largest(logits.data_ptr(), places.numel(), logits.shape[-1], 1, places.data_ptr(), team_size())
     return places

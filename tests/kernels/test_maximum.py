@@ -1,9 +1,10 @@
-"""The first maximum of rows against torch's."""
+"""The first maximum and the largest entries of rows against torch's."""
 
 import pytest
 import torch
 
 from drafttrain.kernels.build import CHOICE, library
+from drafttrain.kernels.largest import largest
 from drafttrain.kernels.maximum import first_maximum
 
 
@@ -13,6 +14,19 @@ def test_it_is_torchs(kernels, width, rounded):
     x = torch.randn(5, width, generator=torch.Generator().manual_seed(width)) * 3
     x = x.round() if rounded else x
     assert torch.equal(first_maximum(x), x.max(-1).indices)
+
+
+@pytest.mark.parametrize("width", [4, 17, 65, 4095, 4097, 12289])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_the_largest_are_those_of_a_stable_sort(kernels, width, rounded):
+    x = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(width)) * 3
+    x = x.round() if rounded else x
+    order = x.argsort(dim=-1, descending=True, stable=True)
+    for k in (1, 2, 4):
+        assert torch.equal(largest(x, k), order[..., :k])
+    assert largest(x[:0], 4).shape == (0, 3, 4)
+    with pytest.raises(ValueError, match=f"k: must be >= 1 and <= {width}, got {width + 1}"):
+        largest(x, width + 1)
 
 
 def test_nan_and_infinity(kernels):
@@ -52,3 +66,6 @@ def test_torch_does_it_without_the_library(monkeypatch):
     finally:
         library.cache_clear()
     assert torch.equal(first_maximum(x.bfloat16()), x.bfloat16().max(-1).indices)
+    x = torch.randperm(1500).view(3, 500).float()
+    assert torch.equal(largest(x.bfloat16(), 3), x.bfloat16().topk(3).indices)
+    assert torch.equal(largest(x, 3), x.topk(3).indices)

@@ -124,10 +124,11 @@ struct Tops {
   }
 };
 
-// The place of the largest of each row of x [rows][width], the first of equals; NaN is above all.
-EXPORT void first_maximum(const float* x, int64_t rows, int64_t width, int64_t* places, int64_t threads) {
-  Tops tops(rows, width, 1, false, threads);
-  std::vector<float> values(rows);
+// The places of the k largest of each row of x [rows][width] in descending order, k <= width. Of equals the first ones win,
+// and NaN is above all.
+EXPORT void largest(const float* x, int64_t rows, int64_t width, int64_t k, int64_t* places, int64_t threads) {
+  Tops tops(rows, width, k, false, threads);
+  std::vector<float> values(rows * k);
   Team::get().run(int(threads), [&](int t) { tops.look(x, t); });
   tops.merge(values.data(), places);
 }
