@@ -16,6 +16,7 @@ from drafttrain.inference.proposer import Proposer, TreeProposer
 from drafttrain.target_lm.loading import load_for_decoding
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.trees.parse import parse_policy, takes_costs, uses_calibration
+from drafttrain.trees.policies import NGRAM, WITH_NGRAMS, drafter_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:  # a bundle without them does not import them
     from drafttrain.self_draft.proposer import SelfDraft
     from drafttrain.trees.costs import Costs
 
-NGRAM = "ngram"  # drafts by Self-Draft; "ngram+POLICY" joins them with a growth policy's
 DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been evaluated
 
 
@@ -36,7 +36,7 @@ class Bundle:
     Attributes:
         target: the frozen target.
         drafter: the drafter, attached to this target.
-        tree: the growth policy that was fastest when evaluated, as `parse_policy` reads it.
+        tree: the tree that was fastest when evaluated, as `proposer` takes it.
         calibration: the measured costs of drafting and verifying; None without one.
         fingerprints: hashes of "target" and "drafter".
         classifier: for the trees of C2T; None without one.
@@ -57,25 +57,23 @@ class Bundle:
     _here: "Calibration | None" = field(default=None, repr=False)  # short calibration, made on first use
 
     def proposer(self, tree: str | None = None) -> Proposer:
-        """Return the proposer of a growth policy, by default the fastest. `ngram` drafts from n-grams only,
-        without the drafter; `ngram+POLICY` joins drafts of both in one tree.
+        """Return the proposer of a tree, by default the fastest: a growth policy, `ngram` or `ngram+POLICY`.
 
         Raises:
             UserError: no such policy, or it needs a calibration or a classifier and there is none.
         """
-        first, plus, rest = (tree or self.tree).partition("+")
-        if first != NGRAM:
-            others = (NGRAM, f"{NGRAM}+POLICY")
-            costs = self.costs_for(tree or self.tree)
-            policy = parse_policy(tree or self.tree, costs, self.classifier, others)
-            return TreeProposer(self.drafter, policy)
-        ngrams = self.ngrams or _self_draft(self.target)
-        if not plus:
+        policy = drafter_policy(tree := tree or self.tree)
+        ngrams = None if policy == tree else self.ngrams or _self_draft(self.target)
+        if tree == NGRAM:
             return ngrams
-        policy = parse_policy(rest, self.costs_for(rest), self.classifier)
-        from drafttrain.self_draft.hybrid import HybridProposer  # for these trees only
+        costs = self.costs_for(policy)
+        others = WITH_NGRAMS if ngrams is None else ()
+        drafter = TreeProposer(self.drafter, parse_policy(policy, costs, self.classifier, others))
+        if ngrams is None:
+            return drafter
+        from drafttrain.self_draft.hybrid import joined  # for these trees only
 
-        return HybridProposer(ngrams, TreeProposer(self.drafter, policy))
+        return joined(ngrams, drafter, costs, takes_costs(policy))
 
     @property
     def costs(self) -> "Costs | None":
@@ -97,7 +95,7 @@ class Bundle:
         Raises:
             UserError: the policy needs one, and this kind of drafter can have none.
         """
-        stored = self.calibration
+        stored, policy = self.calibration, drafter_policy(policy)
         if self.is_given or not takes_costs(policy):
             return stored
         from drafttrain.trees.costs import EXAMPLE_COSTS  # lazy: other policies do without
@@ -131,8 +129,8 @@ class Bundle:
 
     def warning(self, tree: str | None = None) -> str | None:
         """Return one line if the tree's timings are of another machine, dtype or model, else None."""
-        policy = (tree or self.tree).removeprefix(f"{NGRAM}+")
-        if (tree or self.tree).startswith(NGRAM) and self.ngrams is not None and self.ngrams.warning:
+        policy = drafter_policy(tree := tree or self.tree)
+        if policy != tree and not takes_costs(policy) and self.ngrams is not None and self.ngrams.warning:
             return self.ngrams.warning
         used = self.calibration_for(policy)
         if used is None or not uses_calibration(policy, self.costs_for(policy)):

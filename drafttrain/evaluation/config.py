@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from drafttrain.data.config import PromptSet
+from drafttrain.trees.policies import NGRAM, WITH_NGRAMS, drafter_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
 
@@ -20,7 +21,8 @@ class EvaluateConfig:
         prompts: the prompt sets; each gets a row of the table.
         tune_prompts: prompts on which the tree is chosen; none of a benchmark's.
         trees: growth policies to try on tune_prompts, such as `chain:length=4`, `timed`, `c2t` or
-            `eagle2:top_k=4,max_depth=5,total=12`; the fastest is chosen. []: the default tree of the bundle.
+            `eagle2:top_k=4,max_depth=5,total=12`; the fastest is chosen. With section `ngrams` also `ngram`,
+            which drafts from n-grams alone, and `ngram+POLICY`. []: the default tree of the bundle.
         max_new_tokens: tokens decoded per chat turn at most.
         repeats: interleaved repetitions of each measurement.
         lossless_prompts: prompts decoded in fp32 to check that the output is the same. 0: none.
@@ -67,11 +69,13 @@ class EvaluateConfig:
         """Validate the settings of the trees. This imports torch, so it is called after all other checks.
 
         Raises:
-            UserError: there is no such policy or setting.
+            UserError: there is no such policy or setting, or one that draws is joined with n-grams.
         """
         from drafttrain.trees.parse import parse_policy, takes_classifier, takes_costs
 
         for tree in self.trees:
+            if tree == NGRAM:
+                continue
             costs = stand_in = None
             if takes_costs(tree):
                 from drafttrain.trees.costs import EXAMPLE_COSTS as costs
@@ -79,4 +83,7 @@ class EvaluateConfig:
                 from drafttrain.trees.c2t import Plain
 
                 stand_in = Plain("P")
-            parse_policy(tree, costs, stand_in)
+            policy = drafter_policy(tree)
+            others = WITH_NGRAMS if policy == tree else ()
+            if parse_policy(policy, costs, stand_in, others).draws and policy != tree:
+                raise UserError(f"tree {tree!r}: {NGRAM}+ must join probable tokens, got drawn ones; drop it")

@@ -78,6 +78,7 @@ def evaluate(
     device: str = "auto",
     calibration: str | os.PathLike | None = None,
     classifier: str | os.PathLike | None = None,
+    ngrams: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Measure a bundle and print a table per task.
 
@@ -91,6 +92,7 @@ def evaluate(
         dtype: of the timed decoding; device: of all decoding; both as `load_target` takes them.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
         classifier: folder of a classifier for `c2t` and `c2t_chain`; None for the bundle's own.
+        ngrams: folder of an n-gram cache for `ngram` and `ngram+POLICY`; None for the bundle's own.
 
     Returns:
         the figures over all tasks: accept_len, speedup, speedup_transformers, tokens_per_second, lossless
@@ -105,6 +107,7 @@ def evaluate(
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     costs = None if calibration is None else Calibration.load(calibration)
     made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}
+    made["ngrams"] = ngrams
     loaded = load_bundle(bundle, dtype=dtype, **made)
     how, first = config.transformers_dtype, tasks[0].prompts[0].token_ids(loaded.target.tokenizer)
     stock = load_stock(loaded.target, how == "fastest" or (how == "auto" and dtype == "auto"), first, out)
@@ -116,7 +119,9 @@ def evaluate(
     for tree in config.trees or [loaded.tree]:
         with contextlib.suppress(UserError):  # one that cannot be used, which is left out below
             depends.append(costs_of(loaded, tree))  # which may be measured here again
-    key = _measured_key(config, bundle, *depends, weights_hash(loaded.classifier) if classifier else None)
+    depends.append(weights_hash(loaded.classifier) if classifier else None)
+    depends.append(content_hash(ngrams) if ngrams else None)
+    key = _measured_key(config, bundle, *depends)
     log = MeasurementLog(out / "measurements.jsonl", key)
     speed = _measure_speed(config, loaded, stock.model, tasks, tuning, log)
     tree, lossless = speed["tree"], None

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from drafttrain.bundle import NGRAM, Bundle, load_bundle
+from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.data.chat import tokenizer_hash
 from drafttrain.evaluation.benchmark_config import ASSISTANT, LOOKAHEAD, PROMPT_LOOKUP, MethodSpec
 from drafttrain.evaluation.measure import Method, autoregressive, drafting, transformers_generate
@@ -23,6 +23,7 @@ from drafttrain.target_lm.loading import load_tokenizer
 from drafttrain.target_lm.model import FrozenTarget, weights_hash
 from drafttrain.target_lm.stock import load_model_like
 from drafttrain.trees.parse import uses_calibration
+from drafttrain.trees.policies import NGRAM, drafter_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash
@@ -137,7 +138,7 @@ class Methods:
 def costs_of(bundle: Bundle, tree: str) -> list[str]:
     """Return the costs that a policy grows trees from, for a fingerprint, as a machine may measure them
     again; empty for policies that need none."""
-    policy = tree.removeprefix(NGRAM).removeprefix("+")
-    if not policy or not uses_calibration(policy, costs := bundle.costs_for(policy)):
-        return []
-    return [repr(costs)]
+    policy = drafter_policy(tree)
+    costs = bundle.costs_for(policy) if policy else None
+    is_joined = policy != tree  # whose nodes are weighed against the drafter's
+    return [repr(costs)] if costs is not None and (is_joined or uses_calibration(policy, costs)) else []

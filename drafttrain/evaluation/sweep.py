@@ -17,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from drafttrain.bundle import NGRAM, Bundle, load_bundle
+from drafttrain.bundle import Bundle, load_bundle
 from drafttrain.bundle_files import SELF_DRAFT
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import PromptSet
@@ -29,6 +29,7 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.kernels.machine import describe_machine, dtype_name
 from drafttrain.target_lm.model import weights_hash
 from drafttrain.trees.parse import takes_classifier
+from drafttrain.trees.policies import drafter_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
 from drafttrain.utils.progress import counted
@@ -113,7 +114,7 @@ def sweep(
     sweep continues with the same versions and, where it is timed, on the same machine.
 
     Args:
-        trees: policies, as `parse_policy` reads them.
+        trees: as `Bundle.proposer` takes them.
         reference: family that the others are compared with.
         target, dtype, device: as for `load_bundle`.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.
@@ -173,11 +174,10 @@ def sweep(
 def _depends_on(loaded: Bundle, folder: Path, tree: str) -> list[str]:
     """Return what the counts of a policy depend on besides drafter, prompts and dtype."""
     depends = []
-    if tree.startswith(NGRAM):
+    if drafter_policy(tree) != tree:
         depends = [content_hash(path) for name in SELF_DRAFT if (path := Path(folder) / name).is_file()]
-        tree = tree.removeprefix(NGRAM).removeprefix("+")
     depends += costs_of(loaded, tree)
-    if tree and takes_classifier(tree):
+    if takes_classifier(tree):
         depends.append(weights_hash(loaded.classifier))
     return depends
 

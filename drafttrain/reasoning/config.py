@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from drafttrain.reasoning.search import parse_search
+from drafttrain.trees.policies import WITH_NGRAMS, drafter_policy
 from drafttrain.utils.choices import check_choices
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.ranges import check_ranges, setting
@@ -157,7 +158,7 @@ class ReasonConfig(SearchConfig):
                 f"tree: must be null or ngram without a drafter, got {self.tree}; name one under drafter"
             )
         check_ranges(self.task, "task")
-        policy = (self.tree or "").removeprefix("ngram").removeprefix("+")
+        policy = drafter_policy(self.tree or "")
         draws = bool(policy) and _draws(policy)
         if draws and self.tree != policy:
             raise UserError(
@@ -180,4 +181,4 @@ def _draws(tree: str) -> bool:
     from drafttrain.trees.parse import parse_policy, takes_classifier, takes_costs  # lazy: imports torch
 
     needs_bundle = takes_costs(tree) or takes_classifier(tree)  # those that do draw nothing
-    return not needs_bundle and parse_policy(tree, others=("ngram", "ngram+POLICY")).draws
+    return not needs_bundle and parse_policy(tree, others=WITH_NGRAMS).draws

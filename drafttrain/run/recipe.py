@@ -28,7 +28,7 @@ from drafttrain.run.options import default_of, without_none
 from drafttrain.self_draft.config import NgramConfig
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.training.config import TrainingConfig
-from drafttrain.trees.policies import POLICIES
+from drafttrain.trees.policies import NGRAM, POLICIES, WITH_NGRAMS, drafter_policy
 from drafttrain.utils.errors import UserError, brief, did_you_mean
 from drafttrain.utils.files import require_file
 from drafttrain.utils.ranges import check_ranges, setting
@@ -392,11 +392,13 @@ def _check_values(recipe: Recipe) -> None:
 
 def _check_policies(trees: Sequence[str]) -> None:
     """Refuse trees whose growth policy is unknown."""
-    for name in (tree.partition(":")[0] for tree in trees):
-        if name not in POLICIES:
-            remedy = did_you_mean(name, list(POLICIES), "choose one of these")
+    for tree in trees:
+        name = drafter_policy(tree).partition(":")[0]
+        if tree != NGRAM and name not in POLICIES:
+            known = [*POLICIES, *(WITH_NGRAMS if drafter_policy(tree) == tree else ())]
+            remedy = did_you_mean(name, known, "choose one of these")
             raise UserError(
-                f"evaluate.trees: must be policies out of {', '.join(POLICIES)}, got {name}; {remedy}"
+                f"evaluate.trees: must be policies out of {', '.join(known)}, got {name}; {remedy}"
             )
 
 

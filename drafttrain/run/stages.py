@@ -22,6 +22,7 @@ from drafttrain.drafters.config import FILES, DrafterConfig, kind_of, read_confi
 from drafttrain.run.recipe import Recipe
 from drafttrain.run.target import PLACE, target_model
 from drafttrain.run.workflow import PREVIOUS, Stage
+from drafttrain.trees.policies import NGRAM
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 from drafttrain.utils.hashes import sha256_file
@@ -261,6 +262,7 @@ def _evaluate(recipe: Recipe, folders: Folders, out: Path) -> Any:
         trees = [tree for tree in config.trees if not takes_classifier(tree)]
         config = dataclasses.replace(config, trees=trees)  # none: the bundle's own
     made = {"calibration": folders.get("calibrate"), "classifier": classifier}
+    made["ngrams"] = folders.get(NGRAMS)
     drafter, target = folders["train"] / "drafter", target_model(recipe)
     return evaluate(config, drafter, out, target, **made, **_place(recipe))
 
@@ -442,7 +444,8 @@ STAGES = [
             "evaluate": recipe.evaluate,
         },
         settle=partial(settle, work="decoding"),
-        needs=("fetch-target", "train", "classifier", "calibrate"),
+        needs=("fetch-target", "train", "classifier", "calibrate", "ngrams"),
+        uses=lambda recipe, name: name != NGRAMS or any(NGRAM in tree for tree in recipe.evaluate.trees),
         files=_evaluation_files,
         enabled=lambda recipe: bool(recipe.evaluate.prompts),
         resumes=True,

@@ -458,8 +458,7 @@ def _check_trees(trees: Sequence[str]) -> None:
     """
     from drafttrain.evaluation.config import EvaluateConfig
 
-    named = [tree.removeprefix("ngram").removeprefix("+") for tree in trees]  # joined with n-grams
-    EvaluateConfig(trees=[tree for tree in named if tree]).check_trees()
+    EvaluateConfig(trees=list(trees)).check_trees()
 
 
 def _require_folder(flag: str, path: str | None) -> None:

@@ -55,6 +55,7 @@ class Stage:
         settle: `settle(recipe, begun)` returns the recipe with each "auto" in a field marked `settled`
             replaced by the value in `begun`, the section of an unfinished attempt, or the best here.
         needs: stages whose folders it reads, if the recipe enables them.
+        uses: whether a recipe makes it read the folder of one of these stages.
         files: files and folders of the user's that it reads.
         enabled: whether the recipe asks for it.
         resumes: whether it continues an unfinished folder; otherwise such a folder is removed first.
@@ -72,6 +73,7 @@ class Stage:
     section: Callable[[Any], Any]
     settle: Callable[[Any, dict[str, Any]], Any] = lambda recipe, begun: recipe
     needs: Sequence[str] = ()
+    uses: Callable[[Any, str], bool] = lambda recipe, stage: True
     files: Callable[[Any], Sequence[str]] = lambda recipe: ()
     enabled: Callable[[Any], bool] = lambda recipe: True
     resumes: bool = False
@@ -131,8 +133,8 @@ class Workflow:
 
     def folders(self, stage: Stage) -> dict[str, Path]:
         """Return the folders that a stage reads, by the stages that write them."""
-        enabled = (need for need in map(self._stage, stage.needs) if need.enabled(self.recipe))
-        return {need.name: self.output / need.folder for need in enabled}
+        used = (self._stage(name) for name in stage.needs if stage.uses(self.recipe, name))
+        return {need.name: self.output / need.folder for need in used if need.enabled(self.recipe)}
 
     def run(self, first: str | None = None, last: str | None = None, only: str | None = None) -> None:
         """Run the selected stages: all, those from `first` to `last`, or `only` one; others are left alone.

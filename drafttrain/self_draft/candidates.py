@@ -9,8 +9,10 @@ Self-Draft orders candidates by source, length and frequency alone (paper, "Draf
 
 import heapq
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from drafttrain.self_draft.context_cache import ContextCache
 from drafttrain.self_draft.corpus_cache import CorpusCache
@@ -126,17 +128,10 @@ class Candidates:
         """Return the index of each node by its (parent, token)."""
         return {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens))}
 
-    def with_nodes(self, other: "Candidates", least: float) -> "Candidates":
-        """Return the tree with those nodes of `other` added whose joint probability is >= `least`."""
-        tree = Candidates(*([*values] for values in vars(self).values()))
-        index, place = tree.index(), {0: 0}
-        for node, (parent, token, joint) in enumerate(zip(other.parents, other.tokens, other.joint)):
-            if node and joint >= least:  # then so has each ancestor
-                above = place[parent]
-                if (above, token) not in index:
-                    index[above, token] = tree.add(above, token, joint, other.evidence[node])
-                place[node] = index[above, token]
-        return tree
+    def best(self, n: int) -> "Candidates":
+        """Return the tree of the root and the n most probable other nodes."""
+        order = sorted(range(1, len(self.tokens)), key=lambda node: -self.joint[node])  # stable
+        return self._of([0, *sorted(order[:n])])
 
     def with_chains(
         self, chains: Sequence[Sequence[int]], evidence: Features
@@ -156,9 +151,14 @@ class Candidates:
             nodes.append(passed)
         order = sorted(range(len(tree.tokens)), key=tree.depths.__getitem__)
         place = {node: i for i, node in enumerate(order)}
-        moved = Candidates(*([values[node] for node in order] for values in vars(tree).values()))
-        moved.parents = [place.get(parent, -1) for parent in moved.parents]
-        return moved, [[place[node] for node in passed] for passed in nodes]
+        return tree._of(order), [[place[node] for node in passed] for passed in nodes]
+
+    def _of(self, nodes: Sequence[int]) -> "Candidates":
+        """Return the tree of these nodes, in this order; the parents of all are among them."""
+        place = {node: i for i, node in enumerate(nodes)}
+        tree = Candidates(*([values[node] for node in nodes] for values in vars(self).values()))
+        tree.parents = [place.get(parent, -1) for parent in tree.parents]
+        return tree
 
     def add(self, parent: int, token: int, joint: float, evidence: Features) -> int:
         """Append a node; return its index."""
@@ -170,45 +170,83 @@ class Candidates:
         return len(self.tokens) - 1
 
 
+@dataclass
+class Drafted:
+    """A drafter's tree.
+
+    Attributes:
+        tree: its nodes.
+        shares: the drafter's probability of each node given its parent; 1 for the root.
+    """
+
+    tree: Candidates
+    shares: list[float]
+
+
 def grow(
     text: Sequence[int],
     followers: Callable[[Sequence[int]], dict[int, tuple[float, Features]]],
     budget: int,
-    worth: Callable[[int], float],
+    least: float,
     max_depth: int,
     context: int,
+    prices: Sequence[float] | None = None,
+    drafted: "Drafted | None" = None,
 ) -> Candidates:
     """Grow the tree of the candidates most likely to be accepted, best first.
+
+    A drafted node that is a candidate too is as probable as the likelier of both, and nodes below it become
+    so, too. It takes the candidate's features, so that the outcome updates their model.
 
     Args:
         text: emitted tokens; the last one is the root.
         followers: returns the candidates after a text, with their probabilities.
         budget: nodes at most, root excluded.
-        worth: least joint probability of the nth node, root excluded, n from 1; growth ends below it.
+        least: least joint probability of a candidate.
         max_depth: layers at most.
         context: number of last tokens that `followers` reads.
+        prices: accepted tokens that verifying 0 to `budget` candidates costs; as many are kept as yield most
+            beyond that. None: it costs nothing.
+        drafted: a drafter's tree, whose nodes candidates may follow; it is changed. None: the root alone.
     """
-    tree = Candidates.of(text[-1])
-    paths: list[list[int]] = [list(text[-context:])]
+    tree = Candidates.of(text[-1]) if drafted is None else drafted.tree
+    paths = tree.paths(text[-context:-1])
     heap: list[tuple[float, int, int, int, Features]] = []
     order = 0
+    known, start = tree.index(), len(tree.tokens)
+    shares = [1.0] if drafted is None else [*drafted.shares]
 
     def offer(node: int) -> None:
         nonlocal order
-        if tree.depths[node] == max_depth:
+        if tree.depths[node] >= max_depth:
             return
         for token, (share, evidence) in followers(paths[node]).items():
+            if (child := known.get((node, token))) is not None:
+                shares[child], tree.evidence[child] = max(share, shares[child]), evidence
+                continue
             order += 1
             heapq.heappush(heap, (-tree.joint[node] * share, order, node, token, evidence))
 
-    offer(0)
-    while heap and len(tree.tokens) <= budget:
+    for node in range(start):  # parents before children
+        if node:
+            tree.joint[node] = max(tree.joint[node], tree.joint[tree.parents[node]] * shares[node])
+        if tree.joint[node] >= least:
+            offer(node)
+    for n in range(budget):
+        if not heap:
+            break
         joint, _, parent, token, evidence = heapq.heappop(heap)
-        if -joint < worth(len(tree.tokens)):
+        if -joint < least:
+            break
+        # those to come are no more probable than this one
+        if prices and not any(m * -joint > prices[n + m] - prices[n] for m in range(1, budget - n + 1)):
             break
         paths.append([*paths[parent][-context + 1 :], token])
         offer(tree.add(parent, token, -joint, evidence))
-    return tree
+    if not prices:
+        return tree
+    gains = list(map(operator.sub, accumulate(tree.joint[start:], initial=0.0), prices))
+    return tree.first(start + max(range(len(gains)), key=gains.__getitem__))
 
 
 @dataclass

@@ -1,19 +1,22 @@
 """N-gram candidates and a trained drafter's in one tree (`ngram+…`).
 
 Where the caches' candidates are probable enough, they are verified alone, which saves the drafter's forwards.
-Elsewhere the more probable ones are added to the drafter's tree.
+Elsewhere the more probable ones are added to the drafter's tree, below any of its nodes.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from drafttrain.inference.proposer import Proposer, TreeProposer
-from drafttrain.self_draft.candidates import Candidates, Features
+from drafttrain.self_draft.candidates import Candidates, Drafted, Features
 from drafttrain.self_draft.proposer import SelfDraft
+from drafttrain.trees.costs import AcceptanceCurve, Costs
 from drafttrain.trees.lists import tree_of_lists
+from drafttrain.trees.timed import TimedPolicy
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
@@ -27,14 +30,21 @@ class HybridProposer(Proposer):
     Attributes:
         ngrams: the caches. They also learn the target's predictions after the drafter's nodes.
         drafter: the drafter with its growth policy.
-        sure: the drafter is skipped if the joint probabilities of each sequence's candidates sum up to this.
+        sure: the drafter is skipped if the joint probabilities of each sequence's candidates that are at
+            least `least` sum up to this.
         least: least joint probability of a candidate that is added to the drafter's tree.
+        nodes: of both, the most probable that are verified, root excluded. None: as many as `timed` finds
+            worth their time, or with another policy all.
+        promise: share of the drafter's nodes accepted, by joint log-probability; None: the joint probability
+            itself.
     """
 
     ngrams: SelfDraft
     drafter: TreeProposer
-    sure: float = 1.0
+    sure: float = 2.0
     least: float = 0.2
+    nodes: int | None = None
+    promise: AcceptanceCurve | None = None
 
     def __post_init__(self) -> None:
         if self.drafter.draws:
@@ -97,26 +107,62 @@ class HybridProposer(Proposer):
 
     def propose(self, state: tuple[list, Any], root: torch.Tensor) -> TokenTree:
         sequences, drafter_state = state
-        found = [self.ngrams.candidates(sequence, token) for sequence, token in zip(sequences, root.tolist())]
-        if any(sum(tree.joint[1:]) < self.sure for tree in found):
-            drafted = self.drafter.propose(drafter_state, root)
-            rows = zip(drafted.tokens.tolist(), drafted.parents.tolist(), drafted.sizes.tolist())
-            found = [
-                self._join(tokens[:size], parents[:size], tree)
-                for (tokens, parents, size), tree in zip(rows, found)
-            ]
+        roots = list(zip(sequences, root.tolist()))
+        if all(self._is_sure(sequence, token) for sequence, token in roots):
+            found = self._cut([self.ngrams.candidates(sequence, token) for sequence, token in roots])
+        else:
+            rows = self._drafted(self.drafter.propose(drafter_state, root))
+            found = self._cut(
+                [
+                    self.ngrams.candidates(sequence, row.tree.tokens[0], row, self.least)
+                    for sequence, row in zip(sequences, rows)
+                ]
+            )
         for sequence, tree in zip(sequences, found):
             self.ngrams.send(sequence, tree)
         sent = [sequence.sent for sequence in sequences]
         return tree_of_lists([tree.tokens for tree in sent], [tree.parents for tree in sent], root.device)
 
-    def _join(self, tokens: list[int], parents: list[int], ngrams: Candidates) -> Candidates:
-        """Return the drafter's tree with the candidates added that are probable enough."""
-        tree, known, same = Candidates.of(tokens[0]), ngrams.index(), {0: 0}
-        for node, (token, parent) in enumerate(zip(tokens[1:], parents[1:]), 1):
-            # a node that is also a candidate takes its features, so that the outcome updates their model
-            both = known.get((same.get(parent), token))
-            if both is not None:
-                same[node] = both
-            tree.add(parent, token, 1.0, DRAFTER if both is None else ngrams.evidence[both])
-        return tree.with_nodes(ngrams, self.least)
+    def _is_sure(self, sequence: Any, root: int) -> bool:
+        """Return whether the more probable candidates alone add up to `sure`."""
+        probable = self.ngrams.candidates(sequence, root, least=self.least)
+        return sum(probable.joint[1:]) >= self.sure
+
+    def _cut(self, trees: Sequence[Candidates]) -> Sequence[Candidates]:
+        """Return the trees of the best nodes that are verified."""
+        nodes = self.nodes
+        if nodes is None:
+            if not isinstance(self.drafter.policy, TimedPolicy):
+                return trees
+            n = max(len(tree.tokens) for tree in trees)
+            joint = [sorted(tree.joint, reverse=True) + [0.0] * (n - len(tree.tokens)) for tree in trees]
+            nodes = self.drafter.policy.size(joint) - 1
+        return [tree.best(nodes) for tree in trees]
+
+    def _drafted(self, trees: TokenTree) -> list[Drafted]:
+        """Return the drafter's trees with their expected acceptance."""
+        log_probs = trees.joint_log_probs().numpy(force=True)  # [B, n]
+        accepted = np.exp(log_probs) if self.promise is None else self.promise(log_probs)  # [B, n]
+        parts = trees.tokens, trees.parents, trees.log_probs.exp(), torch.from_numpy(accepted), trees.sizes
+        found = []
+        for tokens, parents, shares, joint, size in zip(*(part.tolist() for part in parts)):
+            tree = Candidates.of(tokens[0])
+            for node in range(1, size):  # a share that falls with the depth, which that of a curve may not
+                above = tree.joint[parents[node]]
+                tree.add(parents[node], tokens[node], min(joint[node], above), DRAFTER)
+            found.append(Drafted(tree, shares[:size]))
+        return found
+
+
+def joined(ngrams: SelfDraft, drafter: TreeProposer, costs: Costs | None, is_here: bool) -> HybridProposer:
+    """Join a bundle's n-grams and drafter.
+
+    Args:
+        costs: of the drafter's calibration; None without one.
+        is_here: whether they were measured on this machine. If not, the caches keep their own.
+    """
+    if isinstance(drafter.policy, TimedPolicy):  # it limits the tree of both
+        ngrams = ngrams.priced(None)
+    elif costs is not None and is_here:
+        ngrams = ngrams.priced(costs.verify, costs.rate)
+    return HybridProposer(ngrams, drafter, promise=None if costs is None else costs.promise)

@@ -19,7 +19,15 @@ from typing import Any, get_type_hints
 import torch
 
 from drafttrain.inference.per_sequence import PerSequence
-from drafttrain.self_draft.candidates import CandidateModel, Candidates, Features, Sources, grow
+from drafttrain.kernels.largest import largest
+from drafttrain.self_draft.candidates import (
+    CandidateModel,
+    Candidates,
+    Drafted,
+    Features,
+    Sources,
+    grow,
+)
 from drafttrain.self_draft.context_cache import ACCEPTED, BRANCH, PROMPT, RECYCLED, ContextCache
 from drafttrain.self_draft.corpus_cache import CorpusCache
 from drafttrain.trees.costs import CostCurve
@@ -103,9 +111,9 @@ class SelfDraft(PerSequence):
         special: tokens that no branch starts from.
         corpus: n-grams of a large text; None for none.
         odds: model of the candidates' acceptance, fitted by `tune_self_draft`; None for a rough guess.
-        verify: seconds of a target forward by its tokens; with `rate` it limits the tree to nodes that are
-            worth their time. None: `budget` and `least` alone limit it.
-        rate: tokens per second that a node has to yield.
+        verify: seconds of a target forward by its tokens; with `rate` it limits the tree to the size that is
+            worth its time. None: `budget` and `least` alone limit it.
+        rate: tokens per second that verifying candidates has to yield.
 
     Attributes:
         accepted: number of accepted candidates by the source with the largest weight, over all sequences.
@@ -135,9 +143,14 @@ class SelfDraft(PerSequence):
                 f"self_draft.branches: must be <= {vocab_size - len(self.special)}, the target's tokens, got "
                 f"{config.branches}"
             )
+        self._known_prices: dict[int, list[float]] = {}  # by the nodes verified in any case
         self._alone = threading.Lock()  # sequences of several threads may share their caches
         self.accepted: Counter[str] = Counter()
         self.judged: Counter[tuple[Features, bool]] = Counter()
+
+    def priced(self, verify: CostCurve | None, rate: float = 0.0) -> "SelfDraft":
+        """Return the same with other costs of verifying, and a rate of that machine; None: without costs."""
+        return SelfDraft(self.config, self.vocab_size, self.special, self.corpus, self.odds, verify, rate)
 
     # the state of a batch is a list of sequences
 
@@ -196,26 +209,34 @@ class SelfDraft(PerSequence):
         sent = [sequence.sent for sequence in state]
         return tree_of_lists([tree.tokens for tree in sent], [tree.parents for tree in sent], root.device)
 
-    def candidates(self, sequence: _Sequence, root: int) -> Candidates:
-        """Return the caches' candidates after a sequence's root token."""
+    def candidates(
+        self, sequence: _Sequence, root: int, drafted: Drafted | None = None, least: float = 0.0
+    ) -> Candidates:
+        """Return the caches' candidates after a sequence's root token, or a drafter's tree with those added
+        that are at least so probable."""
         config, sources = self.config, sequence.sources
         context = config.longest if self.corpus is None else max(config.longest, self.corpus.max_prefix)
-        text = [*sequence.text[-context:], root]
+        text, least = [*sequence.text[-context:], root], max(least, config.least)
+        first = 1 if drafted is None else len(drafted.tree.tokens)
+        prices = None if self.verify is None else self._prices(first)
         with self._alone:
-            return grow(text, sources.followers, config.budget, self._worth, config.max_depth, context)
+            return grow(
+                text, sources.followers, config.budget, least, config.max_depth, context, prices, drafted
+            )
 
     def send(self, sequence: _Sequence, tree: Candidates) -> None:
         """Add the branches to a tree of candidates and make it the tree that is verified next."""
         sequence.sent, sequence.ends = tree.with_chains(sequence.branches, LIVE)
         sequence.verified = len(sequence.sent.tokens)
 
-    def _worth(self, n: int) -> float:
-        """Return the least joint probability at which the nth candidate is worth verifying."""
-        if self.verify is None:
-            return self.config.least
-        first = 1 + self.config.branches * self.config.branch_length  # verified in any case
-        slope = (self.verify(first + n) - self.verify(first)) / n  # averaged over n: the curve is noisy
-        return max(self.config.least, self.rate * slope)
+    def _prices(self, first: int) -> list[float]:
+        """Return the tokens that the time of verifying candidates beyond the first nodes has to yield, for
+        each number of them."""
+        if first not in self._known_prices:
+            branches = self.config.branches * self.config.branch_length  # verified in any case
+            seconds = [self.verify(first + branches + n) for n in range(self.config.budget + 1)]
+            self._known_prices[first] = [self.rate * (one - seconds[0]) for one in seconds]
+        return self._known_prices[first]
 
     def harvest(self, state: list[_Sequence], tree: TokenTree, logits: torch.Tensor) -> None:
         """Learn the target's predictions after each node of the proposed trees, from logits [B, n, V]."""
@@ -224,7 +245,7 @@ class SelfDraft(PerSequence):
             sequence.verified = size
         if not (config.recycle or config.branches):
             return
-        said = logits.topk(max(config.recycle, 1)).indices.tolist()  # [B, n, k]
+        said = largest(logits, max(config.recycle, 1)).tolist()  # [B, n, k]
         for sequence, rows in zip(state, said):
             if sequence.verified == len(sequence.sent.tokens):  # else the output's limit has cut the tree
                 with self._alone:

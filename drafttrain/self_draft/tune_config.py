@@ -7,7 +7,7 @@ from drafttrain.data.config import PromptSet
 from drafttrain.utils.ranges import check_ranges, setting
 
 BRANCHES = ((0, 6), (1, 4), (2, 5), (6, 6))  # N and L that are tried, the paper's last
-STRICTNESS = (0.5, 0.8, 1.2, 1.8)  # rates to beat that are tried, relative to the rate reached
+STRICTNESS = (0.8, 1.2, 1.8, 2.7)
 
 
 @dataclass

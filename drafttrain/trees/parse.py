@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from drafttrain.trees.interface import Confidence, TreePolicy
-from drafttrain.trees.policies import POLICIES
+from drafttrain.trees.policies import POLICIES, drafter_policy
 from drafttrain.utils.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:  # only some policies use costs
@@ -76,7 +76,7 @@ def uses_calibration(text: str, costs: "Costs | None") -> bool:
 def takes_costs(text: str) -> bool:
     """Return whether the policy of this text has settings that a calibration supplies; an unknown one, and a
     variant made by a method, has none."""
-    name = text.partition(":")[0]
+    name = drafter_policy(text).partition(":")[0]
     make = policy_maker(name) if name in POLICIES else None
     is_policy = inspect.isclass(make) and issubclass(make, TreePolicy)
     return is_policy and make.calibrated.__func__ is not TreePolicy.calibrated.__func__
@@ -84,7 +84,7 @@ def takes_costs(text: str) -> bool:
 
 def takes_classifier(text: str) -> bool:
     """Return whether the policy of this text needs a trained classifier; an unknown one needs none."""
-    name = text.partition(":")[0]
+    name = drafter_policy(text).partition(":")[0]
     return name in POLICIES and Confidence in _parameters(policy_maker(name)).values()
 
 
@@ -104,7 +104,7 @@ def _calibrated(text: str, costs: "Costs | None") -> dict[str, Any]:
     """Return the settings that a policy takes from these costs."""
     if costs is None or not takes_costs(text):
         return {}
-    return policy_maker(text.partition(":")[0]).calibrated(costs, _given(text))
+    return policy_maker(drafter_policy(text).partition(":")[0]).calibrated(costs, _given(text))
 
 
 def _written(text: str, rest: str, kinds: dict[str, Any]) -> dict[str, Any]:

@@ -20,3 +20,10 @@ POLICIES = {
     "dymax": "c2t.C2tPolicy.dymax",
     "dyjoint": "c2t.C2tPolicy.dyjoint",
 }
+NGRAM = "ngram"  # a tree of n-grams alone, by Self-Draft; `ngram+POLICY` joins them with a growth policy's
+WITH_NGRAMS = (NGRAM, f"{NGRAM}+POLICY")  # further names of trees, where they can be used
+
+
+def drafter_policy(tree: str) -> str:
+    """Return the growth policy that the drafter of a tree uses; empty for n-grams alone."""
+    return tree.partition("+")[2] if tree.partition("+")[0] == NGRAM else tree

@@ -11,7 +11,7 @@ decoding reaches: on this text, and in these minutes of the machine.
 
 import math
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -164,17 +164,27 @@ class TimedPolicy(TreePolicy):
                 best, best_gain = f, gain
         return best
 
-    def _worth_verifying(self, tree: TokenTree, joint: list[list[float]]) -> TokenTree:
-        """Return the sub-tree of the best nodes, as many as maximize the expected gain; joint [B, n]."""
-        batch, n = len(joint), tree.width
-        ranked = [_descending(row) for row in joint]  # [B, n]; a parent is before its children
+    def size(self, joint: Sequence[Sequence[float]]) -> int:
+        """Return how many nodes of each tree are worth their time, root included.
+
+        Args:
+            joint: expected acceptance of the nodes of B trees, in descending order, the root's 1 first
+                [B][n].
+        """
+        batch, n = len(joint), len(joint[0])
         rate, expected, best, size = self._rate(batch), 0.0, -math.inf, n
         for k in range(n):  # with one more node of each row than before
-            expected += _total(row[nodes[k]] for row, nodes in zip(joint, ranked))
+            expected += _total(row[k] for row in joint)
             gain = expected - rate * self.verify_seconds(batch * (k + 1))
             if gain > best:
                 best, size = gain, k + 1
-        if size == n:
+        return size
+
+    def _worth_verifying(self, tree: TokenTree, joint: list[list[float]]) -> TokenTree:
+        """Return the sub-tree of the best nodes, as many as maximize the expected gain; joint [B, n]."""
+        ranked = [_descending(row) for row in joint]  # [B, n]; a parent is before its children
+        size = self.size([[row[node] for node in nodes] for row, nodes in zip(joint, ranked)])
+        if size == tree.width:
             return tree
         taken = torch.tensor([sorted(row[:size]) for row in ranked])  # [B, size]
         return tree.take(taken.to(tree.tokens.device, non_blocking=True))

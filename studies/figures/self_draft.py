@@ -35,7 +35,6 @@ from drafttrain.inference.decode import decode_all
 from drafttrain.inference.proposer import Proposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.self_draft.corpus_cache import CorpusCache
-from drafttrain.self_draft.hybrid import HybridProposer
 from drafttrain.self_draft.lookahead import Lookahead
 from drafttrain.self_draft.prompt_lookup import PromptLookup
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
@@ -128,8 +127,10 @@ def speeds(run: Run) -> Measured:
     their_lookup = max(theirs, key=lambda n: rows[f"stock {n}"].tokens_per_second)
     lookup = fastest({n: PromptLookup(n) for n in LOOKUPS}, "lookup")
     tree = fastest(usable_proposers(loaded, EDD_TREES), "edd")
-    join = fastest({pair: HybridProposer(ngrams, loaded.proposer(tree), *pair) for pair in JOINS}, "join")
-    joined = HybridProposer(ngrams, loaded.proposer(tree), *join)
+    beside = replace(loaded, ngrams=ngrams).proposer(f"ngram+{tree}")
+    joins = {(sure, least): replace(beside, sure=sure, least=least) for sure, least in JOINS}
+    join = fastest(joins, "join")
+    joined = joins[join]
     paper = SelfDraft(PAPER, target.vocab_size, target.tokenizer.all_special_ids, ngrams.corpus, ngrams.odds)
 
     def equal(config: SelfDraftConfig) -> PromptLookup:

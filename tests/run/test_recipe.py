@@ -8,7 +8,7 @@ import pytest
 
 from drafttrain.run.keys import describe_keys
 from drafttrain.run.recipe import load_recipe, parse_overrides
-from drafttrain.trees.parse import POLICIES
+from drafttrain.trees.policies import POLICIES, WITH_NGRAMS
 from drafttrain.utils.errors import UserError
 
 MINIMAL = """\
@@ -189,6 +189,17 @@ def test_one_seed_for_all_sections_that_set_none(write):
             "evaluate: {prompts: [{name: a, path: b}], trees: ['chain:length=4']}",
             "evaluate.trees: must be at most drafter.heads 3 tokens deep, got chain:length=4 with 4",
         ),
+        ("evaluate: {trees: [ngram]}", "evaluate.trees: must come with section ngrams for ngram, got none"),
+        (
+            "ngrams: {}\nevaluate: {trees: [ngram+timed]}",
+            "evaluate.trees: must come with calibrate.prompts or calibrate.quick for ngram+timed, got none",
+        ),
+        (
+            "ngrams: {}\nevaluate: {trees: ['ngram+drawn:k_config=2-1']}",
+            "tree 'ngram+drawn:k_config=2-1': ngram+ must join probable tokens, got drawn ones; drop it",
+        ),
+        ("ngrams: {}\nevaluate: {trees: [ngram+chian]}", "got chian; did you mean chain?"),
+        ("evaluate: {trees: [ngrams]}", "got ngrams; did you mean ngram?"),
         ("evaluate: {trees: [c2t]}", "evaluate.trees: must come with classifier.prompts for c2t, got none"),
         ("evaluate: {trees: ['c2t:bet=1']}", "did you mean beta"),
         (
@@ -272,7 +283,7 @@ def test_policies_are_known_before_they_are_imported(write):
         except UserError as error:
             found = str(error)
         assert "must be policies out of" not in found
-    assert f"out of {', '.join(POLICIES)}, got chan; did you mean chain?" in error_of(
+    assert f"out of {', '.join([*POLICIES, *WITH_NGRAMS])}, got chan; did you mean chain?" in error_of(
         write(MINIMAL), "--evaluate.trees", "[chan]"
     )
 

@@ -190,6 +190,13 @@ def test_all_stages(folder, capsys):
     assert cli.main([*words, "--dtype", "float32"]) == 0
     assert capsys.readouterr().out.startswith("2 of 2 outputs are equal in float32")
 
+    words = ["--classifier.epochs", "2", "--evaluate.trees", "[ngram+chain:length=2]"]
+    assert cli.main(["run", "tiny.yaml", *words]) == 0
+    assert ran(capsys.readouterr().out) == ["evaluate", "export"]
+    assert json.loads(Path("runs/tiny/evaluation/summary.json").read_text())["lossless"]["mismatches"] == 0
+    joined = load_bundle("runs/tiny/bundle", dtype="float32").proposer()
+    assert joined.ngrams.corpus is not None and joined.drafter.policy == ChainPolicy(2)
+
 
 def test_a_target_that_training_refuses_is_warned_of_at_once(folder):
     config = json.loads(Path("tiny/config.json").read_text())

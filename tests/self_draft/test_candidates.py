@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafttrain.self_draft.candidates import CORPUS, CandidateModel, Candidates, Sources, grow, share_class
+from drafttrain.self_draft.candidates import (
+    CORPUS,
+    CandidateModel,
+    Candidates,
+    Drafted,
+    Sources,
+    grow,
+    share_class,
+)
 from drafttrain.self_draft.context_cache import ACCEPTED, PROMPT, RECYCLED, ContextCache
 from drafttrain.self_draft.corpus_cache import Matches
 
@@ -27,7 +35,7 @@ def followers_of(table: dict[int, dict[int, float]]):
 )
 def test_the_tree_holds_the_best_candidates(table, budget, least, max_depth):
     followers = followers_of(table)
-    tree = grow([9, 0], followers, budget, lambda n: least, max_depth, context=3)
+    tree = grow([9, 0], followers, budget, least, max_depth, context=3)
     everything = {(): 1.0}  # all paths by brute force
     for depth in range(1, max_depth + 1):
         for path in [path for path in everything if len(path) == depth - 1]:
@@ -42,10 +50,32 @@ def test_the_tree_holds_the_best_candidates(table, budget, least, max_depth):
         assert parent == (-1 if not path else paths.index(path[:-1]))
 
 
-def test_what_a_candidate_has_to_be_worth_may_depend_on_their_number():
-    table = {0: {1: 0.9}, 1: {2: 0.5}, 2: {3: 0.9}}
-    tree = grow([0], followers_of(table), 9, lambda n: 0.2 * n, 9, 2)
-    assert tree.tokens == [0, 1, 2]  # 0.9 and 0.45; the third has 0.405 where 0.6 is wanted
+@pytest.mark.parametrize(
+    ("prices", "kept"),
+    [
+        ([0.0, 0.0, 0.0, 0.0], 3),
+        ([0.0, 0.2, 0.7, 1.2], 1),  # the second has 0.45 and costs 0.5
+        ([0.0, 0.9, 1.3, 1.4], 3),  # the first three together are worth their price
+        ([0.0, 1.0, 2.0, 3.0], 0),
+        ([0.0, 0.9, 1.8, 2.7], 0),  # of two sizes that yield the same the smaller
+    ],
+)
+def test_as_many_candidates_as_yield_most_beyond_their_price(prices, kept):
+    table = {0: {1: 0.9}, 1: {2: 0.5}, 2: {3: 0.9}}  # 0.9, 0.45, 0.405
+    tree = grow([0], followers_of(table), 3, 0.0, 9, 2, prices)
+    assert tree.tokens == [0, 1, 2, 3][: kept + 1]
+
+
+@given(
+    st.dictionaries(st.integers(0, 4), st.dictionaries(st.integers(0, 4), st.floats(0.05, 0.95), max_size=3)),
+    st.lists(st.floats(0.0, 0.5), min_size=8, max_size=8),
+)
+def test_growth_ends_only_where_no_larger_tree_could_be_better(table, slopes):
+    prices = list(itertools.accumulate(slopes, initial=0.0))
+    whole, tree = (grow([0], followers_of(table), 8, 0.0, 4, 3, given) for given in (None, prices))
+    gains = [sum(whole.joint[1 : n + 1]) - prices[n] for n in range(len(whole.tokens))]
+    assert tree == whole.first(len(tree.tokens))
+    assert gains[len(tree.tokens) - 1] == pytest.approx(max(gains))
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=4))
@@ -63,14 +93,57 @@ def test_chains_share_what_they_have_in_common(chains):
     assert tree.tokens == [7, 1, 2]  # the old one is as it was
 
 
-def test_nodes_of_another_tree():
-    tree, other = Candidates.of(7), Candidates.of(7)
-    tree.add(0, 1, 1.0, (("drafter", 0, 0),))
-    for parent, token, joint in ((0, 1, 0.9), (1, 5, 0.6), (2, 6, 0.1), (0, 3, 0.3)):
-        other.add(parent, token, joint, WHY)
-    joined = tree.with_nodes(other, 0.3)
-    assert [path[1:] for path in joined.paths([])] == [[], [1], [1, 5], [3]]
-    assert joined.evidence == [(), (("drafter", 0, 0),), WHY, WHY]
+@given(
+    st.dictionaries(st.integers(0, 4), st.dictionaries(st.integers(0, 4), st.floats(0.05, 0.95), max_size=3)),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.floats(0.05, 0.95)), max_size=6),
+    st.integers(0, 12),
+    st.floats(0, 0.5),
+    st.integers(1, 4),
+)
+def test_candidates_follow_the_nodes_of_a_drafted_tree(table, nodes, budget, least, max_depth):
+    drafted, own, shares = Drafted(Candidates.of(0), [1.0]), (("drafter", 0, 0),), {}
+    for parent, token, share in nodes:
+        if parent < len(drafted.shares) and (parent, token) not in drafted.tree.index():
+            drafted.tree.add(parent, token, drafted.tree.joint[parent] * share, own)
+            drafted.shares.append(share)
+            shares[tuple(drafted.tree.paths([])[-1][1:])] = share
+    followers, everything, both = followers_of(table), {(): 1.0}, set()
+    for depth in range(1, 8):  # all paths by brute force
+        for path in [path for path in everything if len(path) == depth - 1]:
+            may = everything[path] >= least and len(path) < max_depth
+            offers = {(*path, t): p for t, (p, _) in followers([0, *path]).items()} if may else {}
+            both |= offers.keys() & shares.keys()
+            children = offers | {one: p for one, p in shares.items() if one[:-1] == path and one}
+            for child, share in children.items():
+                everything[child] = everything[path] * max(share, offers.get(child, 0.0))
+    joint = {path: p for path, p in everything.items() if path and path not in shares and p >= least}
+    wanted = sorted(joint.values(), reverse=True)[:budget]
+    tree = grow([9, 0], followers, budget, least, max_depth, 3, None, drafted)
+    paths = [tuple(path[1:]) for path in tree.paths([])]
+    assert set(paths[: len(shares) + 1]) == {(), *shares} and len(set(paths)) == len(paths)
+    assert tree.joint[len(shares) + 1 :] == pytest.approx(wanted)
+    for path, probability, why in zip(paths, tree.joint, tree.evidence):
+        assert everything[path] == pytest.approx(probability)
+        assert why == (() if not path else own if path in shares.keys() - both else WHY)
+
+
+def test_a_raised_node_raises_those_below_by_the_drafters_own_share():
+    """Not by the ratio of their expected acceptances, which a flat curve makes 1."""
+    drafted = Drafted(Candidates.of(0), [1.0, 0.6, 0.8, 0.1])
+    for parent, token in ((0, 1), (1, 2), (1, 3)):
+        drafted.tree.add(parent, token, 0.5, WHY)
+    tree = grow([0], followers_of({0: {1: 0.9}}), 0, 0.0, 9, 3, None, drafted)
+    assert tree.joint == pytest.approx([1.0, 0.9, 0.72, 0.5])
+
+
+def test_the_best_nodes_keep_their_parents():
+    tree = Candidates.of(7)
+    for parent, token, joint in ((0, 1, 0.5), (0, 2, 0.9), (1, 3, 0.5), (2, 4, 0.6), (2, 5, 0.1)):
+        tree.add(parent, token, joint, WHY)
+    best = tree.best(3)  # of two alike the parent
+    assert [path[1:] for path in best.paths([])] == [[], [1], [2], [2, 4]]
+    assert (best.joint, best.depths) == ([1.0, 0.5, 0.9, 0.6], [0, 1, 1, 2])
+    assert tree.best(9) == tree
 
 
 @given(

@@ -24,7 +24,9 @@ from drafttrain.self_draft.prompt_lookup import PromptLookup
 from drafttrain.self_draft.proposer import SelfDraft, SelfDraftConfig
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.chain import ChainPolicy
-from drafttrain.trees.costs import CostCurve
+from drafttrain.trees.costs import AcceptanceCurve, CostCurve
+from drafttrain.trees.eagle2 import Eagle2Policy
+from drafttrain.trees.timed import TimedPolicy
 from drafttrain.utils.errors import UserError
 
 NEW = 24
@@ -328,6 +330,41 @@ def test_joined_with_a_drafter(edd, prompts, corpus, sure, max_rows):
     assert outputs == wanted and stats.accept_len > 1.2
     asked = sum(number for (evidence, _), number in ngrams.judged.items() if evidence == DRAFTER)
     assert (asked == 0) if sure == 0 else asked > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("promise", [None, AcceptanceCurve((-16.0, -1.0, 0.0), (0.0, 0.0, 1.0))])
+def test_the_most_probable_nodes_of_both_are_verified(edd, prompts, corpus, promise):
+    target, drafter = edd
+    target.tap(drafter.config.tapped_blocks)
+    ngrams = self_draft(target, SelfDraftConfig(least=0.0, budget=9), corpus(target))
+    tree = TreeProposer(drafter, Eagle2Policy(top_k=3, max_depth=3, total=9))
+    joined = HybridProposer(ngrams, tree, sure=99.0, least=0.0, nodes=9, promise=promise)
+    wanted, stats = decode_all(target, NoProposer(), prompts, NEW, stop=())[0], DecodeStats()
+    outputs = [[] for _ in prompts]
+    for step in decode(target, joined, prompts, NEW, (), stats=stats):
+        for output, tokens in zip(outputs, step.tokens):
+            output += tokens
+    assert outputs == wanted
+    # each step verifies nine nodes or as many as the output's limit leaves
+    assert 7 < stats.verify_per_step <= 9
+    kinds = {evidence == DRAFTER for evidence, _ in ngrams.judged}
+    assert kinds == {True, False}
+
+
+@torch.no_grad()
+def test_a_policy_that_weighs_costs_limits_the_tree_of_both(edd, prompts, corpus):
+    target, drafter = edd
+    target.tap(drafter.config.tapped_blocks)
+    dear = CostCurve((1, 4, 5), (0.01, 0.01, 9.0))  # up to three drafts cost nothing
+    policy = TimedPolicy(CostCurve((1,), (1e-9,)), dear, 10.0, (0.9,), follow=0.0)
+    ngrams = self_draft(target, SelfDraftConfig(least=0.0, budget=9), corpus(target))
+    joined = HybridProposer(ngrams, TreeProposer(drafter, policy), sure=99.0, least=0.0)
+    wanted = decode_all(target, NoProposer(), prompts[:1], NEW, stop=())[0]
+    steps = list(decode(target, joined, prompts[:1], NEW, ()))
+    assert [token for step in steps for token in step.tokens[0]] == wanted[0]
+    assert {step.verified[0] for step in steps if step.verified[0]} >= {3}
+    assert max(step.verified[0] for step in steps) == 3
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from drafttrain.trees.cape import CapePolicy
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.trees.costs import EXAMPLE_COSTS, AcceptanceCurve, CostCurve, Costs
 from drafttrain.trees.eagle2 import Eagle2Policy
-from drafttrain.trees.parse import parse_policy, uses_calibration
+from drafttrain.trees.parse import parse_policy, takes_classifier, takes_costs, uses_calibration
 from drafttrain.trees.pct import PctPolicy
+from drafttrain.trees.policies import drafter_policy
 from drafttrain.trees.static import StaticPolicy
 from drafttrain.trees.timed import TimedPolicy
 from drafttrain.utils.errors import UserError
@@ -47,6 +48,24 @@ COSTS = Costs(CostCurve((1,), (0.001,)), CURVE, CURVE, 80.0, (0.6, 0.5), Accepta
 )
 def test_names(text, policy):
     assert parse_policy(text, COSTS, Plain("P")) == policy
+
+
+@pytest.mark.parametrize(
+    "tree, policy",
+    [
+        ("ngram", ""),
+        ("ngram+timed:width=3", "timed:width=3"),
+        ("ngram+c2t", "c2t"),
+        ("ngram+", ""),
+        ("ngram+ngram", "ngram"),
+        ("timed", "timed"),
+        ("ngrams", "ngrams"),
+    ],
+)
+def test_what_a_tree_with_n_grams_needs_is_what_its_policy_needs(tree, policy):
+    assert drafter_policy(tree) == policy
+    assert takes_costs(tree) == takes_costs(policy) and takes_classifier(tree) == takes_classifier(policy)
+    assert uses_calibration(tree, COSTS) == uses_calibration(policy, COSTS)
 
 
 @pytest.mark.parametrize(
