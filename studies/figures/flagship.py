@@ -1,12 +1,14 @@
 """The figures of topic `flagship`: what a published drafter is worth to those who download it.
 
 Estimated minutes at full size on 2 cores: `edd_accept_len`, `best_accept_len_chain` and
-`best_accept_len_tree` together 30 (nothing is timed), `recipe_reproduces` as long as the drafter's card says,
-`generate_mismatches` 40, `generate_vs_plain` and `generate_vs_assisted` together 45 of a quiet machine,
-`diagnose_hits` 30.
+`best_accept_len_tree` together 30 (nothing is timed), `joined_accept_len_tree` 20, `recipe_reproduces` as
+long as the drafter's card says, `generate_mismatches` 40, `generate_vs_plain` and `generate_vs_assisted`
+together 45 of a quiet machine, `diagnose_hits` 30.
 """
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,15 @@ from drafttrain.evaluation.metrics import (
     tabulate,
 )
 from drafttrain.evaluation.stock import load_stock
+from drafttrain.inference.proposer import Proposer
 from drafttrain.kernels.machine import dtype_name
 from drafttrain.run.recipe import load_recipe
 from drafttrain.run.stages import STAGES
 from drafttrain.run.workflow import Workflow
+from drafttrain.self_draft.hybrid import HybridProposer
+from drafttrain.self_draft.proposer import SelfDraft
 from drafttrain.target_lm.stock import load_stock_model
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint
 from drafttrain.utils.provenance import content_hash, git_commit
 from studies import generate
@@ -46,6 +52,7 @@ DRAFTERS = (str(DRAFTER), "model_cards/smollm2-135m-edd-anchored")
 SHIPPED = "model_cards/smollm2-135m-edd-shipped"  # plain EDD that a clone can train; measured beside them
 CHAIN = "chain:length=5"
 TREES = tuple(f"eagle2:top_k={k},max_depth={depth},total=60" for k, depth in ((10, 6), (8, 8), (6, 10)))
+NODES = 60  # of all of them, root excluded
 FIRST = 80  # prompts of each task, for accept_len
 EDD_RECIPE = "recipes/smollm2-edd.yaml"
 LONGEST = 1.02  # accept_len of a drafter that is trained again over the committed one's
@@ -75,6 +82,32 @@ def best_accept_len(run: Run) -> Measured:
 
     plain = found[DRAFTERS[0]][0] | {"drafter": DRAFTERS[0], "others": {SHIPPED: found[SHIPPED][0]}}
     return {"edd_accept_len": plain, "best_accept_len_chain": best(0), "best_accept_len_tree": best(1)}
+
+
+def joined_accept_len(run: Run) -> Measured:
+    """Measure accept_len on MT-bench of trees of as many nodes in which the n-gram cache of the drafter's
+    bundle drafts as well, likewise of the better one of two drafters."""
+    folder, found = run.folder("joined_accept_len"), {}
+    for name in DRAFTERS:
+        loaded = load_bundle(name, dtype="bfloat16")
+        grown = {f"ngram+{tree}": joined(loaded, tree) for tree in TREES}
+        place = folder / Path(name).name
+        [found[name]] = measured_lengths(run, place, loaded, grown, list(grown), TASKS, ["mt_bench"])
+    chosen = max(DRAFTERS, key=lambda name: found[name]["tuning"])
+    others = {name: row for name, row in found.items() if name != chosen}
+    return {"joined_accept_len_tree": found[chosen] | {"drafter": chosen, "others": others}}
+
+
+def joined(loaded: Bundle, tree: str) -> HybridProposer:
+    """Return the drafter joined with its bundle's n-grams: of the nodes of both the most probable."""
+    if loaded.ngrams is None:
+        raise UserError(f"{loaded.name}: must have n-grams, got none; make them with drafttrain build-ngrams")
+    config = replace(loaded.ngrams.config, budget=NODES, least=0.0, branches=0)
+    ngrams = SelfDraft(
+        config, loaded.target.vocab_size, loaded.ngrams.special, loaded.ngrams.corpus, loaded.ngrams.odds
+    )
+    promise = None if loaded.costs is None else loaded.costs.promise
+    return HybridProposer(ngrams, loaded.proposer(tree), math.inf, 0.0, NODES, promise)
 
 
 def reproduces(run: Run) -> Measured:
@@ -109,23 +142,40 @@ def accept_lengths(
 ) -> list[dict[str, Any]]:
     """Return accept_len with chains and with trees of 60 nodes, greedily; nothing is timed.
 
-    The shape of the trees is chosen on tuning prompts.
+    Args and choice as for `measured_lengths`.
+    """
+    proposers = {name: loaded.proposer(name) for name in (CHAIN, *TREES)}
+    return measured_lengths(run, folder, loaded, proposers, TREES, tasks, counted)
+
+
+def measured_lengths(
+    run: Run,
+    folder: Path,
+    loaded: Bundle,
+    proposers: Mapping[str, Proposer],
+    shapes: Sequence[str],
+    tasks: Mapping[str, tuple[str, int]],
+    counted: Collection[str],
+) -> list[dict[str, Any]]:
+    """Return accept_len with each proposer, but of these shapes only with the one whose accept_len on tuning
+    prompts is the longest, which comes last.
 
     Args:
         tasks: name -> (file, prompts at full size).
         counted: tasks whose prompts together make the value.
     """
-    depends = fingerprint([content_hash(loaded.name), NEW_TOKENS, CHAIN, TREES])
-    grown = {name: drafting(loaded.target, loaded.proposer(name)) for name in (CHAIN, *TREES)}
+    depends = fingerprint([content_hash(loaded.name), NEW_TOKENS, NODES, list(proposers)])
+    grown = {name: drafting(loaded.target, proposer) for name, proposer in proposers.items()}
     tuning = Task("(tuning)", read_prompts(TUNING, run.prompts(quick=2, full=12)))
     log = MeasurementLog(folder / "tuning.jsonl", depends)
     tried = tabulate(measure(loaded.target, grown, tuning, log, NEW_TOKENS))
-    tree = max(TREES, key=lambda name: tried[name].accept_len)
+    tree = max(shapes, key=lambda name: tried[name].accept_len)
+    counting = [*(name for name in proposers if name not in shapes), tree]
     log = MeasurementLog(folder / "measurements.jsonl", fingerprint([depends, tree]))
     measured: list[Measurement] = []
     for name, (path, _) in tasks.items():
         task = Task(name, spread(read_prompts(path), run.prompts(quick=2, full=FIRST)))
-        methods = {name: grown[name] for name in (CHAIN, tree)}
+        methods = {name: grown[name] for name in counting}
         measured += measure(loaded.target, methods, task, log, NEW_TOKENS)
 
     def length(method: str) -> dict[str, Any]:
@@ -144,7 +194,7 @@ def accept_lengths(
             "size": size_of(measured),
         }
 
-    return [length(CHAIN), length(tree)]
+    return [length(name) for name in counting]
 
 
 def generate_mismatches(run: Run) -> Measured:
@@ -233,6 +283,11 @@ GROUPS = [
     Group(
         {"edd_accept_len": ">= 2.3", "best_accept_len_chain": ">= 2.6", "best_accept_len_tree": ">= 3.4"},
         best_accept_len,
+        size=Size(dict.fromkeys(TASKS, FIRST)),
+    ),
+    Group(
+        {"joined_accept_len_tree": ">= 3.4"},
+        joined_accept_len,
         size=Size(dict.fromkeys(TASKS, FIRST)),
     ),
     Group({"recipe_reproduces": ">= 0.98"}, reproduces, long=True, size=Size(FIRST_TURNS)),

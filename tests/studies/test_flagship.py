@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drafttrain.data.prompts import Prompt
 from drafttrain.run.recipe import load_recipe
+from drafttrain.self_draft.proposer import SelfDraftConfig
+from drafttrain.self_draft.settings import SelfDraftSettings
 from drafttrain.target_lm.stock import load_stock_model
 from drafttrain.utils.errors import UserError
 from studies import ROOT, generate, spoiled
@@ -71,6 +73,28 @@ def test_best_accept_len_is_that_of_the_stored_runs(tiny_bundle, questions, tmp_
         assert row["value"] == figure["value"] and figure["tuning"] == row["tuning"] >= 1
     assert found["best_accept_len_chain"]["tree"] == "chain:length=5"
     assert found["best_accept_len_tree"]["tree"] in flagship.TREES
+
+
+def test_a_joined_tree_has_as_many_nodes(tiny_bundle, questions, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    monkeypatch.setattr(flagship, "DRAFTERS", (str(bundle),))
+    monkeypatch.setattr(flagship, "TASKS", {"mt_bench": (str(questions), 80)})
+    monkeypatch.setattr(flagship, "TUNING", str(questions))
+    monkeypatch.setattr(flagship, "NEW_TOKENS", 12)
+    monkeypatch.setattr(flagship, "NODES", 9)
+    monkeypatch.setattr(flagship, "TREES", ("eagle2:top_k=3,max_depth=3,total=9", "eagle2:total=9"))
+    with pytest.raises(UserError, match="bundle: must have n-grams, got none; make them with"):
+        flagship.joined_accept_len(Run("flagship", quick=True))
+    SelfDraftSettings(config=SelfDraftConfig(budget=1, least=0.5, branches=2)).save(bundle)
+    found = flagship.joined_accept_len(Run("flagship", quick=True))["joined_accept_len_tree"]
+    assert found["drafter"] == str(bundle) and found["tree"] in [f"ngram+{tree}" for tree in flagship.TREES]
+    folder = Path("runs/figures/quick/joined_accept_len/bundle")
+    rows = [json.loads(line) for line in open(folder / "measurements.jsonl")][1:]
+    counts = [row["runs"][found["tree"]]["stats"] for row in rows]
+    assert found["size"]["prompts"] == {"mt_bench": len(rows)}
+    for count in counts:  # nine nodes a step, or what the output's limit leaves
+        assert 9 <= count["verify_tokens"] <= 9 * count["steps"]
 
 
 @pytest.mark.parametrize(("lengths", "ok"), [((2.0, 2.01), None), ((2.1, 2.0), False)])
