@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--oanc", metavar="FILE", help="OANC's oanc_written_2.zip, for self-draft")
     text = "a further task's prompts: for c2t such as alpaca=FILE, for pipedec wmt14=FILE; may be repeated"
     parser.add_argument("--prompts", action="append", default=[], metavar="NAME=FILE", help=text)
-    text = "a larger target and a small LM that drafts for it, for seed, pipedec"
+    text = "a larger target and a small LM that drafts for it, for seed, pipedec, flagship"
     parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFTER"), help=text)
     text = "Qwen2.5-Coder-0.5B-Instruct, folder or GGUF file, for flagship"
     parser.add_argument("--target", metavar="FILE", help=text)

@@ -1,10 +1,11 @@
 """The figures of topic `flagship` on PCT and C2T as published, on each target that is given.
 
-SmolLM2 with the committed EDD drafter and, with --target, Qwen2.5-Coder-0.5B-Instruct with its own. A goal
-has to be reached on one of them: a figure's value is that of the best, and its record has all. Estimated
-minutes at full size on 2 cores, for SmolLM2 and for the other target: `pct_vs_eagle2_verify` 15 and 60,
-`c2t_vs_eagle2` and `c2t_vs_p_threshold` together 80 and 300 (nothing is timed), `pct_vs_eagle2_speed` 20 and
-60 of a quiet machine.
+SmolLM2 with the committed EDD drafter; with --target, Qwen2.5-Coder-0.5B-Instruct with its own; with --pair
+TARGET DRAFTER, the 1.5B with the 0.5B as it is. A goal has to be reached on one of them: a figure's value is
+that of the best, and its record has all. Estimated minutes at full size on 2 cores, for SmolLM2 and for the
+0.5B, and several times as many for the 1.5B: `pct_vs_eagle2_verify` 15 and 60, `c2t_vs_eagle2` and
+`c2t_vs_p_threshold` together 80 and 300 (nothing is timed), `pct_vs_eagle2_speed` 20 and 60 of a quiet
+machine.
 """
 
 from collections.abc import Mapping
@@ -37,10 +38,10 @@ TASKS = {
     "questions": ("data/eval/questions.jsonl", OTHERS),
 }
 SHORTEST = 0.97  # of EAGLE-2's accept_len, on every task
-SMOLLM2, QWEN = "smollm2", "qwen05"
+SMOLLM2, QWEN, PAIR = "smollm2", "qwen05", "qwen15"
 SIZES = {
     SMOLLM2: Size({name: full or 80 for name, (_, full) in TASKS.items()}),
-    QWEN: Size(dict.fromkeys(second_target.TASKS, OTHERS) | {"mt_bench": 80}),
+    **dict.fromkeys((QWEN, PAIR), Size(dict.fromkeys(second_target.TASKS, OTHERS) | {"mt_bench": 80})),
 }
 TIMED_SIZES = {name: Size(size.prompts, REPEATS) for name, size in SIZES.items()}
 
@@ -50,7 +51,7 @@ class Pairing:
     """A target with its drafter.
 
     Attributes:
-        bundle: folder of the drafter.
+        bundle: folder of the drafter, or a small LM.
         target: its file; None for the one that the bundle names.
         tasks: name -> (file, prompts at full size).
     """
@@ -63,15 +64,24 @@ class Pairing:
 def pairings(run: Run) -> dict[str, Pairing]:
     """Return the pairings that a run can measure, by name."""
     found = {SMOLLM2: Pairing(str(DRAFTER), None, TASKS)}
+    tasks = {name: (path, OTHERS) for name, (path, _) in second_target.TASKS.items()}
+    tasks |= {"mt_bench": TASKS["mt_bench"]}
     if run.target:
-        tasks = {name: (path, OTHERS) for name, (path, _) in second_target.TASKS.items()}
-        found[QWEN] = Pairing(second_target.DRAFTER, run.target, tasks | {"mt_bench": TASKS["mt_bench"]})
+        found[QWEN] = Pairing(second_target.DRAFTER, run.target, tasks)
+    if run.pair:
+        target, drafter = run.pair
+        found[PAIR] = Pairing(drafter, target, tasks)
     return found
+
+
+def raw_folder(run: Run, name: str) -> Path:
+    """Return the folder of a group's raw data, which are of these targets."""
+    return run.folder(name, target=run.target, **({"pair": run.pair} if run.pair else {}))
 
 
 def verified(run: Run) -> Measured:
     """Count what PCT as published, with this machine's costs, verifies over EAGLE-2's 50 nodes."""
-    folder, found, sizes = run.folder("published_pct", target=run.target), {}, {}
+    folder, found, sizes = raw_folder(run, "published_pct"), {}, {}
     trees = [LARGE[EAGLE2_LARGE], LARGE[PCT_LARGE]]
     for name, pairing in pairings(run).items():
         rows, sizes[name] = {}, {}
@@ -133,7 +143,7 @@ def best(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def judged(run: Run) -> Measured:
     """Compare C2T with EAGLE-2 and a threshold on joint probability, each target with a classifier over C2T's
     features."""
-    folder = run.folder("published_c2t", target=run.target)
+    folder = raw_folder(run, "published_c2t")
     found: dict[str, dict[str, dict[str, Any]]] = {"eagle2": {}, "joint": {}}
     sizes, classifiers = {}, {}
     for name, pairing in pairings(run).items():  # all of them before hours are spent on the first
@@ -167,7 +177,7 @@ def fewest(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def faster(run: Run) -> Measured:
     """Time PCT as published against EAGLE-2, each at the setting that is fastest on the tuning prompts."""
     run.check_quiet()
-    folder, found, sizes = run.folder("published_speed", target=run.target), {}, {}
+    folder, found, sizes = raw_folder(run, "published_speed"), {}, {}
     repeats = 1 if run.quick else REPEATS
     for name, pairing in pairings(run).items():
         loaded = load_bundle(pairing.bundle, target=pairing.target, dtype="bfloat16")

@@ -127,8 +127,11 @@ def speeds(run: Run) -> Measured:
     their_lookup = max(theirs, key=lambda n: rows[f"stock {n}"].tokens_per_second)
     lookup = fastest({n: PromptLookup(n) for n in LOOKUPS}, "lookup")
     tree = fastest(usable_proposers(loaded, EDD_TREES), "edd")
-    beside = replace(loaded, ngrams=ngrams).proposer(f"ngram+{tree}")
-    joins = {(sure, least): replace(beside, sure=sure, least=least) for sure, least in JOINS}
+    both = replace(loaded, ngrams=ngrams)
+    joins = {
+        (sure, least): replace(both.proposer(f"ngram+{tree}"), sure=sure, least=least)
+        for sure, least in JOINS
+    }
     join = fastest(joins, "join")
     joined = joins[join]
     paper = SelfDraft(PAPER, target.vocab_size, target.tokenizer.all_special_ids, ngrams.corpus, ngrams.odds)

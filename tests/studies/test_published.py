@@ -61,6 +61,10 @@ def test_a_second_target_has_its_own_drafter_and_tasks():
     second = published.pairings(Run("flagship", target="x.gguf"))["qwen05"]
     assert second.bundle == "model_cards/qwen2.5-coder-0.5b-edd-anchored" and second.target == "x.gguf"
     assert second.tasks["mbpp"] == ("data/eval/mbpp.jsonl", 40) and second.tasks["mt_bench"][1] is None
+    found = published.pairings(Run("flagship", pair=["large.gguf", "small.gguf"]))
+    assert list(found) == ["smollm2", "qwen15"]
+    assert (found["qwen15"].target, found["qwen15"].bundle) == ("large.gguf", "small.gguf")
+    assert found["qwen15"].tasks == second.tasks
 
 
 def test_a_value_is_judged_by_the_prompts_of_its_own_target():

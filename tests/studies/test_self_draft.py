@@ -6,7 +6,7 @@ import pytest
 
 from drafttrain.data.config import Source
 from drafttrain.self_draft.build import NgramConfig, build_ngrams
-from studies.self_draft import code, figure1, figure8, figures5_to_7
+from studies.self_draft import code, figure1, figure8, figures5_to_7, joins
 from tests.conftest import SENTENCES
 
 STUDIES = {"ablation": figure8, "branches": figures5_to_7, "noise": figure1, "code": code}
@@ -37,3 +37,17 @@ def test_studies(study, tiny_target_folder, tiny_llama, tmp_path, monkeypatch, c
         assert all(row["accept_len"] >= 1 and set(row["categories"]) == {"a", "b"} for row in found.values())
     if study == "noise":
         assert all(0 <= score <= 1 for row in found.values() for score in row.values())
+
+
+def test_ways_to_join(tiny_bundle, tmp_path, monkeypatch):
+    monkeypatch.setattr(joins, "POLICIES", ("chain:length=2",))
+    monkeypatch.setattr(joins, "REPEATS", 1)
+    rows = [{"id": str(i), "prompt": f"Question {i}?"} for i in range(3)]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    places = ["--bundle", str(tiny_bundle), "--prompts", str(prompts), "--dtype", "float32"]
+    assert joins.main([*places, "--limit", "2", "--new-tokens", "6", "--out", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / "joins_summary.json").read_text())["rows"]
+    ways = [f"ngram+chain:length=2, sure {sure}, least {least}" for sure in "12" for least in (0.1, 0.2)]
+    assert {"ngram", "chain:length=2", *ways} < found.keys()
+    assert all(row["accept_len"] >= 1 and row["speedup"] > 0 for row in found.values())
