@@ -1,7 +1,7 @@
 """The figures of topic `flagship` on PCT and C2T as published, on each target that is given.
 
 SmolLM2 with the committed EDD drafter; with --target, Qwen2.5-Coder-0.5B-Instruct with its own; with --pair
-TARGET DRAFTER, the 1.5B with the 0.5B as it is. A goal has to be reached on one of them: a figure's value is
+TARGET DRAFTER, the 1.5B with the 0.5B unchanged. A goal has to be reached on one of them: a figure's value is
 that of the best, and its record has all. Estimated minutes at full size on 2 cores, for SmolLM2 and for the
 0.5B, and several times as many for the 1.5B: `pct_vs_eagle2_verify` 15 and 60, `c2t_vs_eagle2` and
 `c2t_vs_p_threshold` together 80 and 300 (nothing is timed), `pct_vs_eagle2_speed` 20 and 60 of a quiet

@@ -54,8 +54,8 @@ def study(args: Namespace) -> None:
             "accept_len": row.accept_len,
             "sent": row.verify_per_step,
         }
-        told = f"accept_len {row.accept_len:.2f}, sent {row.verify_per_step:.1f}"
-        print(f"{name}: {rows[name]['speedup']:.3f}, {told}", flush=True)
+        counts = f"accept_len {row.accept_len:.2f}, sent {row.verify_per_step:.1f}"
+        print(f"{name}: {rows[name]['speedup']:.3f}, {counts}", flush=True)
     machine = describe_machine(target.device, target.dtype)
     write_json(args.out / "joins_summary.json", {"rows": rows, "machine": machine, "commit": git_commit()})
 
