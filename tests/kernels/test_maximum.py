@@ -63,9 +63,8 @@ def test_torch_does_it_without_the_library(monkeypatch):
     library.cache_clear()
     try:
         assert torch.equal(first_maximum(x), found)
+        assert torch.equal(largest(x, 3), x.topk(3).indices)
     finally:
         library.cache_clear()
     assert torch.equal(first_maximum(x.bfloat16()), x.bfloat16().max(-1).indices)
-    x = torch.randperm(1500).view(3, 500).float()
     assert torch.equal(largest(x.bfloat16(), 3), x.bfloat16().topk(3).indices)
-    assert torch.equal(largest(x, 3), x.topk(3).indices)
