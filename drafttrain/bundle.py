@@ -36,7 +36,7 @@ class Bundle:
     Attributes:
         target: the frozen target.
         drafter: the drafter, attached to this target.
-        tree: the tree that was fastest when evaluated, as `proposer` takes it.
+        tree: the growth policy, `ngram` or `ngram+POLICY` that was fastest in the evaluation.
         calibration: the measured costs of drafting and verifying; None without one.
         fingerprints: hashes of "target" and "drafter".
         classifier: for the trees of C2T; None without one.

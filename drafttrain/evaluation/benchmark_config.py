@@ -25,7 +25,7 @@ class MethodSpec:
     Attributes:
         name: its name in the tables.
         source: folder or Hub id of a bundle, or of the model of `assistant`; None for those without files.
-        tree: as `Bundle.proposer` takes it. None: what the bundle recommends.
+        tree: growth policy, `ngram` or `ngram+POLICY`. None: the tree that the bundle recommends.
     """
 
     name: str

@@ -136,9 +136,9 @@ class Methods:
 
 
 def costs_of(bundle: Bundle, tree: str) -> list[str]:
-    """Return the costs that a policy grows trees from, for a fingerprint, as a machine may measure them
-    again; empty for policies that need none."""
+    """Return the costs that a tree depends on, for a fingerprint, as a machine may measure them again; empty
+    if it depends on none."""
     policy = drafter_policy(tree)
     costs = bundle.costs_for(policy) if policy else None
-    is_joined = policy != tree  # whose nodes are weighed against the drafter's
+    is_joined = policy != tree  # by the expected acceptance of the drafter's nodes
     return [repr(costs)] if costs is not None and (is_joined or uses_calibration(policy, costs)) else []

@@ -114,7 +114,7 @@ def sweep(
     sweep continues with the same versions and, where it is timed, on the same machine.
 
     Args:
-        trees: as `Bundle.proposer` takes them.
+        trees: growth policies, `ngram` or `ngram+POLICY`.
         reference: family that the others are compared with.
         target, dtype, device: as for `load_bundle`.
         calibration: for `pct`, `timed` and `c2t`; None for the bundle's own.

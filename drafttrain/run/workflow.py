@@ -55,7 +55,7 @@ class Stage:
         settle: `settle(recipe, begun)` returns the recipe with each "auto" in a field marked `settled`
             replaced by the value in `begun`, the section of an unfinished attempt, or the best here.
         needs: stages whose folders it reads, if the recipe enables them.
-        uses: whether a recipe makes it read the folder of one of these stages.
+        uses: `uses(recipe, name)` returns whether the recipe needs the stage `name` of these.
         files: files and folders of the user's that it reads.
         enabled: whether the recipe asks for it.
         resumes: whether it continues an unfinished folder; otherwise such a folder is removed first.

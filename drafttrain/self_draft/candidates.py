@@ -129,7 +129,7 @@ class Candidates:
         return {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens))}
 
     def best(self, n: int) -> "Candidates":
-        """Return the tree of the root and the n most probable other nodes."""
+        """Return the sub-tree of the root and the n most probable other nodes."""
         order = sorted(range(1, len(self.tokens)), key=lambda node: -self.joint[node])  # stable
         return self._of([0, *sorted(order[:n])])
 
@@ -154,7 +154,7 @@ class Candidates:
         return tree._of(order), [[place[node] for node in passed] for passed in nodes]
 
     def _of(self, nodes: Sequence[int]) -> "Candidates":
-        """Return the tree of these nodes, in this order; the parents of all are among them."""
+        """Return the sub-tree of these nodes, in this order; it must contain the parent of each."""
         place = {node: i for i, node in enumerate(nodes)}
         tree = Candidates(*([values[node] for node in nodes] for values in vars(self).values()))
         tree.parents = [place.get(parent, -1) for parent in tree.parents]
@@ -191,12 +191,12 @@ def grow(
     max_depth: int,
     context: int,
     prices: Sequence[float] | None = None,
-    drafted: "Drafted | None" = None,
+    drafted: Drafted | None = None,
 ) -> Candidates:
     """Grow the tree of the candidates most likely to be accepted, best first.
 
-    A drafted node that is a candidate too is as probable as the likelier of both, and nodes below it become
-    so, too. It takes the candidate's features, so that the outcome updates their model.
+    A drafted node that a cache offers as well gets the higher of both probabilities, which raises those of
+    its descendants, and the candidate's features, so that the outcome updates their model.
 
     Args:
         text: emitted tokens; the last one is the root.
@@ -205,9 +205,10 @@ def grow(
         least: least joint probability of a candidate.
         max_depth: layers at most.
         context: number of last tokens that `followers` reads.
-        prices: accepted tokens that verifying 0 to `budget` candidates costs; as many are kept as yield most
-            beyond that. None: it costs nothing.
-        drafted: a drafter's tree, whose nodes candidates may follow; it is changed. None: the root alone.
+        prices: price of verifying 0 to `budget` candidates, in accepted tokens; the number of candidates with
+            the largest net gain is kept. None: all are kept.
+        drafted: a drafter's tree, which is extended in place; candidates may follow any of its nodes. None:
+            the tree starts from the root alone.
     """
     tree = Candidates.of(text[-1]) if drafted is None else drafted.tree
     paths = tree.paths(text[-context:-1])
@@ -238,7 +239,7 @@ def grow(
         joint, _, parent, token, evidence = heapq.heappop(heap)
         if -joint < least:
             break
-        # those to come are no more probable than this one
+        # no later candidate is more probable than this one, which bounds the gain of every larger tree
         if prices and not any(m * -joint > prices[n + m] - prices[n] for m in range(1, budget - n + 1)):
             break
         paths.append([*paths[parent][-context + 1 :], token])

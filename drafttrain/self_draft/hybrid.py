@@ -1,7 +1,7 @@
 """N-gram candidates and a trained drafter's in one tree (`ngram+…`).
 
 Where the caches' candidates are probable enough, they are verified alone, which saves the drafter's forwards.
-Elsewhere the more probable ones are added to the drafter's tree, below any of its nodes.
+Elsewhere the more probable ones are added to the drafter's tree, as children of any of its nodes.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ class HybridProposer(Proposer):
         sure: the drafter is skipped if the joint probabilities of each sequence's candidates that are at
             least `least` sum up to this.
         least: least joint probability of a candidate that is added to the drafter's tree.
-        nodes: of both, the most probable that are verified, root excluded. None: as many as `timed` finds
-            worth their time, or with another policy all.
+        nodes: number of nodes verified, the most probable of both, root excluded. None: `timed` chooses it by
+            its costs, and with another policy all nodes are verified.
         promise: share of the drafter's nodes accepted, by joint log-probability; None: the joint probability
             itself.
     """
@@ -129,7 +129,7 @@ class HybridProposer(Proposer):
         return sum(probable.joint[1:]) >= self.sure
 
     def _cut(self, trees: Sequence[Candidates]) -> Sequence[Candidates]:
-        """Return the trees of the best nodes that are verified."""
+        """Return the sub-trees of the best nodes, those that are worth verifying."""
         nodes = self.nodes
         if nodes is None:
             if not isinstance(self.drafter.policy, TimedPolicy):
@@ -147,7 +147,7 @@ class HybridProposer(Proposer):
         found = []
         for tokens, parents, shares, joint, size in zip(*(part.tolist() for part in parts)):
             tree = Candidates.of(tokens[0])
-            for node in range(1, size):  # a share that falls with the depth, which that of a curve may not
+            for node in range(1, size):  # no child may be more probable than its parent
                 above = tree.joint[parents[node]]
                 tree.add(parents[node], tokens[node], min(joint[node], above), DRAFTER)
             found.append(Drafted(tree, shares[:size]))

@@ -142,7 +142,7 @@ def accept_lengths(
 ) -> list[dict[str, Any]]:
     """Return accept_len with chains and with trees of 60 nodes, greedily; nothing is timed.
 
-    Args and choice as for `measured_lengths`.
+    The shape of the trees is chosen on tuning prompts; args as for `measured_lengths`.
     """
     proposers = {name: loaded.proposer(name) for name in (CHAIN, *TREES)}
     return measured_lengths(run, folder, loaded, proposers, TREES, tasks, counted)
@@ -157,10 +157,11 @@ def measured_lengths(
     tasks: Mapping[str, tuple[str, int]],
     counted: Collection[str],
 ) -> list[dict[str, Any]]:
-    """Return accept_len with each proposer, but of these shapes only with the one whose accept_len on tuning
-    prompts is the longest, which comes last.
+    """Return accept_len of each proposer. Of `shapes` only the one with the longest accept_len on the tuning
+    prompts is measured; it comes last.
 
     Args:
+        shapes: names of the proposers to choose one from.
         tasks: name -> (file, prompts at full size).
         counted: tasks whose prompts together make the value.
     """

@@ -196,7 +196,7 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ),
         (
             "ngrams: {}\nevaluate: {trees: ['ngram+drawn:k_config=2-1']}",
-            "tree 'ngram+drawn:k_config=2-1': ngram+ must join probable tokens, got drawn ones; drop it",
+            "tree 'ngram+drawn:k_config=2-1': ngram+ must join greedy drafts, got drawn ones; remove it",
         ),
         ("ngrams: {}\nevaluate: {trees: [ngram+chian]}", "got chian; did you mean chain?"),
         ("evaluate: {trees: [ngrams]}", "got ngrams; did you mean ngram?"),
