@@ -250,9 +250,9 @@ class NativeBlocks(nn.Module):
 
     def reach(self, positions: int) -> None:
         """Extend the tables of cosines and sines to at least this many positions."""
-        if positions <= self.positions:
-            return
         with self._lock:
+            if positions <= self.positions:  # also if another thread has extended them meanwhile
+                return
             longer = max(positions, 2 * self.positions, 1024)
             tables = [table.float().contiguous() for table in self.rope(longer)]
             self._held += tables  # another thread may still read the shorter ones, so all are kept
@@ -282,8 +282,8 @@ class NativeBlocks(nn.Module):
         """
         self.reach(reach)
         shape = x.shape[:-1]
-        tapped = torch.empty(*shape, len(taps) * self.hidden)
-        normed = torch.empty(*shape, self.hidden) if final else None
+        tapped = torch.empty(*shape, len(taps) * self.hidden, dtype=torch.float)
+        normed = torch.empty(*shape, self.hidden, dtype=torch.float) if final else None
         described, _held = nodes.describe()
         first, last = (0, len(self.parts)) if blocks is None else (blocks.start, blocks.stop)
         self.native.blocks(

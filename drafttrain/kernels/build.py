@@ -163,7 +163,7 @@ def _built(wanted: str) -> Path:
     own = (*FLAGS[wanted], *_vnni(wanted), *(["-DFETCH_ALWAYS"] if _has(INTEL) else []))
     name = f"forward-{wanted}-{key(sources_hash(), *PLAIN, *own)}.so"
     folder = cache_dir() / "kernels"
-    if (folder / name).exists():
+    if os.path.exists(folder / name):  # False also where the folder may not be looked into
         with contextlib.suppress(OSError):  # truncated, or of another system that shares the cache
             return Path(ctypes.CDLL(str(folder / name))._name)
     from drafttrain.kernels.compiler import compile_library  # once on a machine

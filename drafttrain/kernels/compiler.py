@@ -2,6 +2,8 @@
 
 import atexit
 import contextlib
+import ctypes
+import errno
 import os
 import shutil
 import subprocess
@@ -10,6 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from filelock import FileLock
 
 from drafttrain.kernels.build import CompilerError, key
 
@@ -40,14 +44,20 @@ def compile_library(
         raise RuntimeError("no C++ compiler: install g++ or clang++")
     which = Path(compiler).resolve()
     refused = folder / f"refused-{wanted}-{key(which, which.stat().st_mtime_ns, *flags)}"
-    if refused.exists():  # already reported by an earlier run
+    if os.path.exists(refused):  # already reported by an earlier run
         raise CompilerError(refused.read_text(encoding="utf-8"))
-    how_often = "once"
+    how_often, lock = "once", contextlib.ExitStack()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+            raise OSError(errno.EACCES, "no library can be loaded from it")
+        lock.enter_context(FileLock(folder.parent / f".{name}.lock"))  # of several ranks one compiles
+        if is_loadable(place):
+            lock.close()
+            return place
         scratch = tempfile.mkdtemp(dir=folder)
     except OSError as error:
-        how_often = f"at every start: {folder} cannot be written ({error.strerror}); set DRAFTTRAIN_CACHE"
+        how_often = f"at every start: {folder} cannot be used ({error.strerror}); set DRAFTTRAIN_CACHE"
         folder = Path(scratch := tempfile.mkdtemp())
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     print(f"kernels: compiling for {wanted}, {how_often}", file=sys.stderr)
@@ -62,7 +72,7 @@ def compile_library(
         _compile(compiler, ["-shared", "-pthread", *objects.values(), "-o", str(built)])
         with open(built, "rb+") as file:
             os.fsync(file.fileno())  # half a library would crash a process that loads it
-        os.replace(built, folder / name)  # atomic: other processes may compile it too
+        os.replace(built, folder / name)
     except CompilerError as error:
         nothing = ["-c", "-x", "c++", os.devnull, "-o", str(built)]
         if _accepts(compiler, [*plain, *nothing]) and not _accepts(compiler, [*flags, *nothing]):
@@ -72,7 +82,15 @@ def compile_library(
     finally:
         if Path(scratch) != folder:
             shutil.rmtree(scratch, ignore_errors=True)
+        lock.close()
     return folder / name
+
+
+def is_loadable(place: Path) -> bool:
+    """Return whether there is a library: one may be cut off, or of another system that shares the cache."""
+    with contextlib.suppress(OSError):
+        return os.path.exists(place) and ctypes.CDLL(str(place)) is not None
+    return False
 
 
 def _accepts(compiler: str, arguments: list[str]) -> bool:

@@ -23,7 +23,7 @@ def divergence(logits: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tenso
     if (native := library()) is None or not logits.is_contiguous():
         return None
     teacher, rows = teacher.contiguous(), len(logits)
-    losses, same = torch.empty(rows), torch.empty(rows, dtype=torch.bool)
+    losses, same = (torch.empty(rows, dtype=dtype) for dtype in (torch.float, torch.bool))
     pairs = ((one.data_ptr(), int(one.dtype == torch.bfloat16)) for one in (logits, teacher))
     pointers = (value for pair in pairs for value in pair)
     native.divergences(*pointers, *logits.shape, losses.data_ptr(), same.data_ptr(), team_size())

@@ -43,7 +43,7 @@ def reject_drafts(
     if logits.device.type != "cpu" or library() is None:
         return None
     batch, n, vocabulary = logits.shape
-    probs, ids = drawn_from or (torch.empty(batch, n, 0), torch.empty(batch, n, 0, dtype=torch.long))
+    probs, ids = drawn_from or [torch.empty(batch, n, 0, dtype=dtype) for dtype in (torch.float, torch.long)]
     held = [one.contiguous() for one in (logits.float(), *tree, ids, probs)]
     rows, tokens, parents, sizes, ids, probs = (one.data_ptr() for one in held)
     path, counts, after = (torch.empty(size, dtype=torch.long) for size in ((batch, n), batch, batch))

@@ -49,12 +49,10 @@ class Choice:
 
     Attributes:
         dtype: the dtype.
-        ms: the measured milliseconds of every candidate.
         reason: one line for the user.
     """
 
     dtype: torch.dtype
-    ms: Milliseconds
     reason: str
 
 
@@ -86,7 +84,7 @@ def resolve_dtype(name: str, work: Work, device: torch.device, hidden: int, inte
             f"out for {AUTO}"
         )
     if name == AUTO:
-        choice = fastest_dtype(work, hidden, intermediate)
+        choice = choose(work, timed(hidden, intermediate).ms)
         _report(choice.reason)
         return choice.dtype
     if _is_first_process():
@@ -96,15 +94,6 @@ def resolve_dtype(name: str, work: Work, device: torch.device, hidden: int, inte
     return getattr(torch, name)
 
 
-def fastest_dtype(work: Work, hidden: int, intermediate: int, threads: int | None = None) -> Choice:
-    """Return the dtype in which this machine's CPU does a kind of work fastest.
-
-    Args:
-        threads: None for those in use.
-    """
-    return choose(work, timed(hidden, intermediate, threads).ms)
-
-
 def choose(work: Work, ms: Milliseconds) -> Choice:
     """Return the choice by measured times: bf16 if it is not slower in the geometric mean over the numbers of
     rows by which the work is judged, and not much slower at any of them."""
@@ -112,7 +101,7 @@ def choose(work: Work, ms: Milliseconds) -> Choice:
     ratios = [ms[bfloat16].get(n, math.inf) / ms[float32][n] for n in JUDGED[work]]
     wins = max(ratios) <= WORST and math.prod(ratios) <= 1
     best, other = (BFLOAT16, FLOAT32) if wins else (FLOAT32, BFLOAT16)
-    return Choice(TORCH[best], ms, f"dtype: {best} for {CALLED[work]} ({_compared(work, ms, best, other)})")
+    return Choice(TORCH[best], f"dtype: {best} for {CALLED[work]} ({_compared(work, ms, best, other)})")
 
 
 def slow_warning(name: str, work: Work, ms: Milliseconds) -> str | None:

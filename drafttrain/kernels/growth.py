@@ -163,9 +163,9 @@ def grow_drawn(
         raise ValueError(f"seeds: must be one for each of {batch} trees, got {len(seeds)}")
     if max(k_config) > size:  # the library would read beyond its buffers
         raise ValueError(f"k_config: must be at most {size}, the tokens drawn from, got {max(k_config)}")
-    tokens, log_probs = torch.zeros(batch, n, dtype=torch.long), torch.zeros(batch, n)
+    tokens, log_probs = (torch.zeros(batch, n, dtype=dtype) for dtype in (torch.long, torch.float))
     kept = torch.zeros(batch, n, dtype=torch.bool)
-    probs, ids = torch.zeros(batch, n, size), torch.zeros(batch, n, size, dtype=torch.long)
+    probs, ids = (torch.zeros(batch, n, size, dtype=dtype) for dtype in (torch.float, torch.long))
     branching = (ctypes.c_int64 * len(k_config))(*k_config)
     draws = branching, len(k_config), size, temperature, threshold, (ctypes.c_uint64 * batch)(*seeds)
     shape = depths.contiguous(), ancestors.contiguous()

@@ -106,7 +106,7 @@ class NativeLinear(nn.Module):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Return outputs [..., out] for inputs [..., in], in fp32."""
-        rows, out = self._rows(x), torch.empty((*x.shape[:-1], self.out_features))
+        rows, out = self._rows(x), torch.empty((*x.shape[:-1], self.out_features), dtype=torch.float)
         count = rows.numel() // self.in_features
         called = self.address, rows.data_ptr(), count, out.data_ptr(), self.round_inputs
         self.native.linear(*called, team_size())
@@ -123,7 +123,7 @@ class NativeLinear(nn.Module):
         if not 1 <= k <= self.out_features:  # the library would read beyond its buffers
             raise ValueError(f"k: must be in 1..{self.out_features}, got {k}")
         rows, shape = self._rows(x), (*x.shape[:-1], k)
-        values, places = torch.empty(shape), torch.empty(shape, dtype=torch.long)
+        values, places = (torch.empty(shape, dtype=dtype) for dtype in (torch.float, torch.long))
         count, found = rows.numel() // self.in_features, (k, values.data_ptr(), places.data_ptr())
         self.native.linear_top(self.address, rows.data_ptr(), count, *found, self.round_inputs, team_size())
         return values, places

@@ -112,7 +112,7 @@ def _products(hidden: int, width: int) -> dict[str, list[Callable[[torch.Tensor]
 
 def _random(*shape: int) -> torch.Tensor:
     """Return random numbers without changing torch's global random state, which a training uses."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float)
 
 
 def _take_turns(

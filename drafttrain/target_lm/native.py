@@ -53,7 +53,7 @@ def native_blocks(base: PreTrainedModel, config: PreTrainedConfig, final: bool =
     attention, norm = base.layers[0].self_attn, base.layers[0].input_layernorm
 
     def rope(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = base.rotary_emb(torch.zeros(1), torch.arange(n)[None])  # [1, n, head_dim]
+        cos, sin = base.rotary_emb(torch.zeros(1).float(), torch.arange(n)[None])  # [1, n, head_dim]
         half = cos.shape[-1] // 2  # both halves are equal
         return cos[0, :, :half], sin[0, :, :half]
 
@@ -107,7 +107,7 @@ class NativeCheck:
         self.blocks = sorted({kinds.index(kind) for kind in set(kinds)} | {len(kinds) - 1})
         generator = torch.Generator().manual_seed(0)
         nodes = PREFIX + len(PARENTS)
-        self.inputs = torch.randn(1, nodes, config.hidden_size, generator=generator)  # [1, p + n, H]
+        self.inputs = torch.randn(1, nodes, config.hidden_size, generator=generator).float()  # [1, p + n, H]
         self.expected = [self._stock(base, config, i) for i in self.blocks]  # [paths][p + l, H]
 
     def _stock(self, base: PreTrainedModel, config: PreTrainedConfig, number: int) -> list[torch.Tensor]:
@@ -118,7 +118,7 @@ class NativeCheck:
             seen = order[:, None] >= order  # [T, T]
             if window:
                 seen &= order > order[:, None] - window
-            mask = torch.zeros(1, 1, *seen.shape).masked_fill(~seen, torch.finfo(torch.float).min)
+            mask = torch.zeros(1, 1, *seen.shape).float().masked_fill(~seen, torch.finfo(torch.float).min)
             rope = base.rotary_emb(x, order[None])
             out = block(x, attention_mask=mask, position_ids=order[None], position_embeddings=rope)
             outputs.append((out[0] if isinstance(out, tuple) else out)[0])
@@ -135,7 +135,7 @@ class NativeCheck:
         depths = seen.sum(1)[None] - 1  # [1, n]
         order, rounds = torch.arange(PREFIX), native.round_inputs
         for number, expected in zip(self.blocks, self.expected):
-            kv = torch.zeros(len(native.parts), 2, 1, native.kv_heads, PREFIX + n, native.head_dim)
+            kv = torch.zeros(len(native.parts), 2, 1, native.kv_heads, PREFIX + n, native.head_dim).float()
             prefix, tree = self.inputs[:, :PREFIX].clone(), self.inputs[:, PREFIX:].clone()
             native.round_inputs, run = False, {"reach": PREFIX + n, "blocks": range(number, number + 1)}
             try:

@@ -4,13 +4,16 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from drafttrain.kernels import build
 from drafttrain.kernels.build import library
+from drafttrain.kernels.compiler import compile_library
 from drafttrain.utils.errors import UserError
 
 
@@ -77,6 +80,28 @@ def test_it_is_compiled_once(fresh, capfd, monkeypatch):
     library.cache_clear()
     assert build.variant() == "generic" and capfd.readouterr().err == ""
     assert list(fresh.iterdir()) == [built]
+
+
+@needs_compiler
+def test_processes_that_start_together_compile_it_once(small, capfd):
+    place, options = small / "forward.so", (build.PLAIN, build.FLAGS["generic"])
+    arguments = build.SOURCES, place, "generic", options
+    work = [threading.Thread(target=compile_library, args=arguments) for _ in range(3)]
+    for thread in work:
+        thread.start()
+    for thread in work:
+        thread.join()
+    assert capfd.readouterr().err == "kernels: compiling for generic, once\n"
+    assert list(small.iterdir()) == [place]
+
+
+@needs_compiler
+def test_a_cache_that_no_library_can_be_loaded_from(small, capfd, monkeypatch):
+    """As on a disk that is mounted with noexec."""
+    monkeypatch.setenv(build.CHOICE, "generic")
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert build.variant() == "generic"
+    assert "at every start: " in (err := capfd.readouterr().err) and err.count("\n") == 1
 
 
 @needs_compiler

@@ -9,7 +9,7 @@ import torch
 
 from drafttrain.kernels import dtype, probe, timings
 from drafttrain.kernels.build import variant
-from drafttrain.kernels.dtype import Timings, choose, fastest_dtype, resolve_dtype, slow_warning
+from drafttrain.kernels.dtype import Choice, Timings, choose, resolve_dtype, slow_warning, timed
 from drafttrain.utils.errors import UserError
 
 TIMED = dtype.timed  # conftest replaces it for all other tests
@@ -82,7 +82,7 @@ def machine(tmp_path, monkeypatch):
 )
 def test_choice(work, ms, expected):
     found = choose(work, ms)
-    assert found.dtype == expected and found.ms == ms
+    assert found.dtype == expected
     assert found.reason.startswith(f"dtype: {dtype.dtype_name(expected)}") and "\n" not in found.reason
 
 
@@ -180,6 +180,10 @@ def test_a_gpu_is_asked_and_not_measured(machine, monkeypatch, capsys, has_bf16)
     assert not probes
 
 
+def fastest_dtype(work: str, *sizes: int, **threads: int) -> Choice:
+    return choose(work, timed(*sizes, **threads).ms)
+
+
 def test_results_are_kept(machine, tmp_path, monkeypatch):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)  # the suite may run with it
     probes = machine(Timings(FAST_BF16))
@@ -191,7 +195,7 @@ def test_results_are_kept(machine, tmp_path, monkeypatch):
     for part in (torch.__version__, torch.backends.cpu.get_cpu_capability(), "2 threads", "576x1536"):
         assert part in key
 
-    assert machine() == [] and fastest_dtype("decoding", 576, 1536, threads=2).ms == FAST_BF16
+    assert machine() == [] and timed(576, 1536, threads=2).ms == FAST_BF16
 
     def on_another_machine(sizes=(576, 1536, 2)) -> None:
         probes = machine(Timings(SLOW_BF16))
@@ -329,8 +333,9 @@ def test_a_real_probe(machine, monkeypatch, tmp_path, sizes, kernels):
         for module in (timings, probe):
             monkeypatch.setattr(module, "variant", variant)
     before, seed = torch.get_num_threads(), torch.get_rng_state()
-    found = fastest_dtype("decoding", *sizes, threads=1)
-    assert found.dtype in (torch.float32, torch.bfloat16) and found.reason.startswith("dtype: ")
+    found = timed(*sizes, threads=1)
+    chosen = choose("decoding", found.ms)
+    assert chosen.dtype in (torch.float32, torch.bfloat16) and chosen.reason.startswith("dtype: ")
     assert {"float32", "bfloat16"} <= found.ms.keys()
     assert ("native bfloat16" in found.ms) == (kernels and variant() is not None)
     assert all(t > 0 for of in found.ms.values() for t in of.values())

@@ -76,13 +76,16 @@ class Team {
  private:
   void serve(int number) {
     uint32_t seen = 0;
-    for (;;) {
-      auto asleep = std::chrono::steady_clock::now() + std::chrono::microseconds(2000);  // the next call is near
-      while (ticket.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < asleep)
-        for (int i = 0; i < 16; i++) relax();
+    for (bool took = true;;) {
+      if (took) {  // the next call is near; a thread that is not in the team leaves its core to others
+        auto asleep = std::chrono::steady_clock::now() + std::chrono::microseconds(2000);
+        while (ticket.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < asleep)
+          for (int i = 0; i < 16; i++) relax();
+      }
       ticket.wait(seen, std::memory_order_acquire);
       seen = ticket.load(std::memory_order_acquire);
-      if (number >= int(seen & 255)) continue;
+      took = number < int(seen & 255);
+      if (!took) continue;
       const Moment began = Moment::now();
       call(argument, number);
       count(began);
