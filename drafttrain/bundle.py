@@ -66,14 +66,15 @@ class Bundle:
         ngrams = None if policy == tree else self.ngrams or _self_draft(self.target)
         if tree == NGRAM:
             return ngrams
-        costs = self.costs_for(policy)
+        used, costs = self.calibration_for(policy), self.costs_for(policy)
         others = WITH_NGRAMS if ngrams is None else ()
         drafter = TreeProposer(self.drafter, parse_policy(policy, costs, self.classifier, others))
         if ngrams is None:
             return drafter
-        from drafttrain.self_draft.hybrid import joined  # for these trees only
+        from drafttrain.self_draft.hybrid import hybrid_proposer  # for these trees only
 
-        return joined(ngrams, drafter, costs, takes_costs(policy))
+        is_here = self.is_given or (used is not None and not used.foreign(self.target, self.fingerprints))
+        return hybrid_proposer(ngrams, drafter, costs, is_here)
 
     @property
     def costs(self) -> "Costs | None":
@@ -130,10 +131,10 @@ class Bundle:
     def warning(self, tree: str | None = None) -> str | None:
         """Return one line if the tree's timings are of another machine, dtype or model, else None."""
         policy = drafter_policy(tree := tree or self.tree)
-        if policy != tree and not takes_costs(policy) and self.ngrams is not None and self.ngrams.warning:
+        is_used, used = uses_calibration(policy, self.costs_for(policy)), self.calibration_for(policy)
+        if policy != tree and not is_used and self.ngrams is not None and self.ngrams.warning:
             return self.ngrams.warning
-        used = self.calibration_for(policy)
-        if used is None or not uses_calibration(policy, self.costs_for(policy)):
+        if used is None or not is_used:
             return None
         problem = used.foreign(self.target, self.fingerprints)
         return problem and (

@@ -86,4 +86,4 @@ class EvaluateConfig:
             policy = drafter_policy(tree)
             others = WITH_NGRAMS if policy == tree else ()
             if parse_policy(policy, costs, stand_in, others).draws and policy != tree:
-                raise UserError(f"tree {tree!r}: ngram+ must join greedy drafts, got drawn ones; remove it")
+                raise UserError(f"tree {tree!r}: must be deterministic after ngram+, got drawn; name another")

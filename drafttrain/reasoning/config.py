@@ -162,7 +162,7 @@ class ReasonConfig(SearchConfig):
         draws = bool(policy) and _draws(policy)
         if draws and self.tree != policy:
             raise UserError(
-                f"tree: ngram+ must join a tree of most probable tokens, got {self.tree}; n-grams have no "
+                f"tree: must be a deterministic one after ngram+, got {self.tree}; n-grams have no "
                 "probabilities to draw from"
             )
         if draws and self.scheduler.shared_ngrams is True:

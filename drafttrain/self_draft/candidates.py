@@ -24,6 +24,8 @@ SHARES = 5  # classes of a follower's share of its corpus prefix, each half of t
 
 Feature = tuple[str, int, int]  # source, matched tokens, rank or class of share
 Features = tuple[Feature, ...]  # of one candidate: an offer from each cache that has it
+# returns the candidates after a text, with their probabilities and features
+Followers = Callable[[tuple[int, ...]], dict[int, tuple[float, Features]]]
 
 
 @dataclass
@@ -117,11 +119,11 @@ class Candidates:
             node = following
         return outcomes
 
-    def paths(self, before: Sequence[int]) -> list[list[int]]:
+    def paths(self, before: Sequence[int]) -> list[tuple[int, ...]]:
         """Return, for each node, the given tokens and those from the root to it."""
-        paths: list[list[int]] = []
+        paths: list[tuple[int, ...]] = []
         for token, parent in zip(self.tokens, self.parents):
-            paths.append([*(paths[parent] if parent >= 0 else before), token])
+            paths.append((*(paths[parent] if parent >= 0 else before), token))
         return paths
 
     def index(self) -> dict[tuple[int, int], int]:
@@ -130,6 +132,8 @@ class Candidates:
 
     def best(self, n: int) -> "Candidates":
         """Return the sub-tree of the root and the n most probable other nodes."""
+        if n >= len(self.tokens) - 1:
+            return self
         order = sorted(range(1, len(self.tokens)), key=lambda node: -self.joint[node])  # stable
         return self._of([0, *sorted(order[:n])])
 
@@ -157,7 +161,7 @@ class Candidates:
         """Return the sub-tree of these nodes, in this order; it must contain the parent of each."""
         place = {node: i for i, node in enumerate(nodes)}
         tree = Candidates(*([values[node] for node in nodes] for values in vars(self).values()))
-        tree.parents = [place.get(parent, -1) for parent in tree.parents]
+        tree.parents = [place[parent] if parent >= 0 else -1 for parent in tree.parents]
         return tree
 
     def add(self, parent: int, token: int, joint: float, evidence: Features) -> int:
@@ -185,7 +189,7 @@ class Drafted:
 
 def grow(
     text: Sequence[int],
-    followers: Callable[[Sequence[int]], dict[int, tuple[float, Features]]],
+    followers: Followers,
     budget: int,
     least: float,
     max_depth: int,
@@ -195,15 +199,16 @@ def grow(
 ) -> Candidates:
     """Grow the tree of the candidates most likely to be accepted, best first.
 
-    A drafted node that a cache offers as well gets the higher of both probabilities, which raises those of
-    its descendants, and the candidate's features, so that the outcome updates their model.
+    A drafted node that a cache offers as well gets the higher of both probabilities and the candidate's
+    features, so that the outcome updates their model. Where the cache's is higher, the drafter's nodes below
+    it rise, too.
 
     Args:
         text: emitted tokens; the last one is the root.
-        followers: returns the candidates after a text, with their probabilities.
-        budget: nodes at most, root excluded.
+        followers: of the caches.
+        budget: candidates that are added at most.
         least: least joint probability of a candidate.
-        max_depth: layers at most.
+        max_depth: greatest depth of a candidate.
         context: number of last tokens that `followers` reads.
         prices: price of verifying 0 to `budget` candidates, in accepted tokens; the number of candidates with
             the largest net gain is kept. None: all are kept.
@@ -215,7 +220,8 @@ def grow(
     heap: list[tuple[float, int, int, int, Features]] = []
     order = 0
     known, start = tree.index(), len(tree.tokens)
-    shares = [1.0] if drafted is None else [*drafted.shares]
+    offered: dict[int, float] = {}  # the caches' probability of drafted nodes given their parents
+    raised: set[int] = set()
 
     def offer(node: int) -> None:
         nonlocal order
@@ -223,26 +229,27 @@ def grow(
             return
         for token, (share, evidence) in followers(paths[node]).items():
             if (child := known.get((node, token))) is not None:
-                shares[child], tree.evidence[child] = max(share, shares[child]), evidence
-                continue
-            order += 1
-            heapq.heappush(heap, (-tree.joint[node] * share, order, node, token, evidence))
+                offered[child], tree.evidence[child] = share, evidence
+            elif (joint := tree.joint[node] * share) >= least:
+                order += 1
+                heapq.heappush(heap, (-joint, order, node, token, evidence))
 
     for node in range(start):  # parents before children
-        if node:
-            tree.joint[node] = max(tree.joint[node], tree.joint[tree.parents[node]] * shares[node])
+        parent = tree.parents[node]
+        share = max(offered.get(node, 0.0), drafted.shares[node] if parent in raised else 0.0)
+        if node and tree.joint[parent] * share > tree.joint[node]:
+            tree.joint[node] = tree.joint[parent] * share
+            raised.add(node)
         if tree.joint[node] >= least:
             offer(node)
     for n in range(budget):
         if not heap:
             break
         joint, _, parent, token, evidence = heapq.heappop(heap)
-        if -joint < least:
-            break
         # no later candidate is more probable than this one, which bounds the gain of every larger tree
         if prices and not any(m * -joint > prices[n + m] - prices[n] for m in range(1, budget - n + 1)):
             break
-        paths.append([*paths[parent][-context + 1 :], token])
+        paths.append((*paths[parent][-context + 1 :], token))
         offer(tree.add(parent, token, -joint, evidence))
     if not prices:
         return tree

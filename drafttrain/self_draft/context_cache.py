@@ -37,18 +37,21 @@ class ContextCache:
             known: number of first tokens that only serve as prefixes: n-grams that end in them are known.
         """
         for end in range(max(known, 1), len(tokens)):
-            for start in range(max(0, end - self.longest), end):
-                self._note(tuple(tokens[start:end]), tokens[end], source)
+            self.add_after(tokens[max(0, end - self.longest) : end], tokens[end : end + 1], source)
+
+    def add_after(self, text: Sequence[int], tokens: Sequence[int], source: str) -> None:
+        """Add tokens, each as a follower of a text; the last one counts as the newest."""
+        text = tuple(text[-self.longest :])
+        for start in range(len(text)):
+            found = self._entries.setdefault(text[start:], {})
+            self._entries.move_to_end(text[start:])
+            for token in tokens:
+                found.pop(token, None)
+                found[token] = source
+            while len(found) > self.followers:
+                del found[next(iter(found))]
         while len(self._entries) > self.prefixes:
             self._entries.popitem(last=False)
-
-    def _note(self, prefix: tuple[int, ...], token: int, source: str) -> None:
-        found = self._entries.setdefault(prefix, {})
-        self._entries.move_to_end(prefix)
-        found.pop(token, None)
-        found[token] = source
-        if len(found) > self.followers:
-            del found[next(iter(found))]
 
     def after(self, suffix: Sequence[int]) -> tuple[int, list[tuple[int, str]]]:
         """Return the followers of the longest known suffix of a text.

@@ -4,8 +4,9 @@ Where the caches' candidates are probable enough, they are verified alone, which
 Elsewhere the more probable ones are added to the drafter's tree, as children of any of its nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ class HybridProposer(Proposer):
     Attributes:
         ngrams: the caches. They also learn the target's predictions after the drafter's nodes.
         drafter: the drafter with its growth policy.
-        sure: the drafter is skipped if the joint probabilities of each sequence's candidates that are at
-            least `least` sum up to this.
+        sure: the drafter is skipped if, in each sequence, the joint probabilities of the candidates of at
+            least `least` add up to this.
         least: least joint probability of a candidate that is added to the drafter's tree.
         nodes: number of nodes verified, the most probable of both, root excluded. None: `timed` chooses it by
             its costs, and with another policy all nodes are verified.
@@ -49,8 +50,8 @@ class HybridProposer(Proposer):
     def __post_init__(self) -> None:
         if self.drafter.draws:
             raise UserError(
-                "tree: ngram+ must join a tree of most probable tokens, got drawn candidates; n-grams have "
-                "no probabilities to draw from"
+                "tree: must be a deterministic one after ngram+, got drawn candidates; n-grams have no "
+                "probabilities to draw from"
             )
 
     @property
@@ -107,26 +108,23 @@ class HybridProposer(Proposer):
 
     def propose(self, state: tuple[list, Any], root: torch.Tensor) -> TokenTree:
         sequences, drafter_state = state
-        roots = list(zip(sequences, root.tolist()))
-        if all(self._is_sure(sequence, token) for sequence, token in roots):
-            found = self._cut([self.ngrams.candidates(sequence, token) for sequence, token in roots])
+        tokens, none = root.tolist(), [None] * len(root)
+        followers = [cache(sequence.sources.followers) for sequence in sequences]
+
+        def grown(drafted: Sequence[Drafted | None], least: float) -> Iterator[Candidates]:
+            for sequence, token, tree, found in zip(sequences, tokens, drafted, followers):
+                yield self.ngrams.candidates(sequence, token, tree, least, found)
+
+        may_be_sure = self.sure <= self.ngrams.config.budget  # no joint probability exceeds 1
+        if may_be_sure and all(sum(tree.joint[1:]) >= self.sure for tree in grown(none, self.least)):
+            found = self._cut([*grown(none, 0.0)])
         else:
-            rows = self._drafted(self.drafter.propose(drafter_state, root))
-            found = self._cut(
-                [
-                    self.ngrams.candidates(sequence, row.tree.tokens[0], row, self.least)
-                    for sequence, row in zip(sequences, rows)
-                ]
-            )
+            drafted = self._drafted(self.drafter.propose(drafter_state, root))
+            found = self._cut([*grown(drafted, self.least)])
         for sequence, tree in zip(sequences, found):
             self.ngrams.send(sequence, tree)
         sent = [sequence.sent for sequence in sequences]
         return tree_of_lists([tree.tokens for tree in sent], [tree.parents for tree in sent], root.device)
-
-    def _is_sure(self, sequence: Any, root: int) -> bool:
-        """Return whether the more probable candidates alone add up to `sure`."""
-        probable = self.ngrams.candidates(sequence, root, least=self.least)
-        return sum(probable.joint[1:]) >= self.sure
 
     def _cut(self, trees: Sequence[Candidates]) -> Sequence[Candidates]:
         """Return the sub-trees of the best nodes, those that are worth verifying."""
@@ -136,13 +134,15 @@ class HybridProposer(Proposer):
                 return trees
             n = max(len(tree.tokens) for tree in trees)
             joint = [sorted(tree.joint, reverse=True) + [0.0] * (n - len(tree.tokens)) for tree in trees]
-            nodes = self.drafter.policy.size(joint) - 1
+            branches = self.ngrams.config.branches * self.ngrams.config.branch_length
+            nodes = self.drafter.policy.size(joint, branches) - 1
         return [tree.best(nodes) for tree in trees]
 
     def _drafted(self, trees: TokenTree) -> list[Drafted]:
         """Return the drafter's trees with their expected acceptance."""
         log_probs = trees.joint_log_probs().numpy(force=True)  # [B, n]
         accepted = np.exp(log_probs) if self.promise is None else self.promise(log_probs)  # [B, n]
+        accepted = np.nan_to_num(accepted, nan=0.0)
         parts = trees.tokens, trees.parents, trees.log_probs.exp(), torch.from_numpy(accepted), trees.sizes
         found = []
         for tokens, parents, shares, joint, size in zip(*(part.tolist() for part in parts)):
@@ -154,7 +154,9 @@ class HybridProposer(Proposer):
         return found
 
 
-def joined(ngrams: SelfDraft, drafter: TreeProposer, costs: Costs | None, is_here: bool) -> HybridProposer:
+def hybrid_proposer(
+    ngrams: SelfDraft, drafter: TreeProposer, costs: Costs | None, is_here: bool
+) -> HybridProposer:
     """Join a bundle's n-grams and drafter.
 
     Args:
@@ -162,7 +164,7 @@ def joined(ngrams: SelfDraft, drafter: TreeProposer, costs: Costs | None, is_her
         is_here: whether they were measured on this machine. If not, the caches keep their own.
     """
     if isinstance(drafter.policy, TimedPolicy):  # it limits the tree of both
-        ngrams = ngrams.priced(None)
+        ngrams = ngrams.with_costs(None)
     elif costs is not None and is_here:
-        ngrams = ngrams.priced(costs.verify, costs.rate)
+        ngrams = ngrams.with_costs(costs.verify, costs.rate)
     return HybridProposer(ngrams, drafter, promise=None if costs is None else costs.promise)

@@ -25,6 +25,7 @@ from drafttrain.self_draft.candidates import (
     Candidates,
     Drafted,
     Features,
+    Followers,
     Sources,
     grow,
 )
@@ -90,7 +91,7 @@ class _Sequence:
         sources: its n-gram caches.
         branches: tokens of each branch.
         sent: the tree that the target is verifying, root included.
-        verified: its first nodes, which the output's limit has left.
+        verified: number of its first nodes that are verified: the output's limit may cut it.
         ends: the node of each branch token in that tree, branch by branch.
     """
 
@@ -122,7 +123,7 @@ class SelfDraft(PerSequence):
         warning: why trees may have a wrong size, in one line.
 
     Raises:
-        UserError: more branches than tokens to start them from.
+        UserError: more branches, or more recycled tokens, than the vocabulary has.
     """
 
     def __init__(
@@ -143,13 +144,18 @@ class SelfDraft(PerSequence):
                 f"self_draft.branches: must be <= {vocab_size - len(self.special)}, the target's tokens, got "
                 f"{config.branches}"
             )
+        if config.recycle > vocab_size:
+            raise UserError(
+                f"self_draft.recycle: must be <= {vocab_size}, the target's tokens, got {config.recycle}"
+            )
         self._known_prices: dict[int, list[float]] = {}  # by the nodes verified in any case
         self._alone = threading.Lock()  # sequences of several threads may share their caches
         self.accepted: Counter[str] = Counter()
         self.judged: Counter[tuple[Features, bool]] = Counter()
 
-    def priced(self, verify: CostCurve | None, rate: float = 0.0) -> "SelfDraft":
-        """Return the same with other costs of verifying, and a rate of that machine; None: without costs."""
+    def with_costs(self, verify: CostCurve | None, rate: float = 0.0) -> "SelfDraft":
+        """Return a proposer of the same caches with other costs of verifying, None for none, and counters of
+        its own."""
         return SelfDraft(self.config, self.vocab_size, self.special, self.corpus, self.odds, verify, rate)
 
     # the state of a batch is a list of sequences
@@ -210,19 +216,27 @@ class SelfDraft(PerSequence):
         return tree_of_lists([tree.tokens for tree in sent], [tree.parents for tree in sent], root.device)
 
     def candidates(
-        self, sequence: _Sequence, root: int, drafted: Drafted | None = None, least: float = 0.0
+        self,
+        sequence: _Sequence,
+        root: int,
+        drafted: Drafted | None = None,
+        least: float = 0.0,
+        followers: Followers | None = None,
     ) -> Candidates:
         """Return the caches' candidates after a sequence's root token, or a drafter's tree with those added
-        that are at least so probable."""
+        whose joint probability is at least `least`.
+
+        Args:
+            followers: of the sequence's caches, if the caller remembers what they returned.
+        """
         config, sources = self.config, sequence.sources
         context = config.longest if self.corpus is None else max(config.longest, self.corpus.max_prefix)
         text, least = [*sequence.text[-context:], root], max(least, config.least)
         first = 1 if drafted is None else len(drafted.tree.tokens)
         prices = None if self.verify is None else self._prices(first)
         with self._alone:
-            return grow(
-                text, sources.followers, config.budget, least, config.max_depth, context, prices, drafted
-            )
+            found = followers or sources.followers
+            return grow(text, found, config.budget, least, config.max_depth, context, prices, drafted)
 
     def send(self, sequence: _Sequence, tree: Candidates) -> None:
         """Add the branches to a tree of candidates and make it the tree that is verified next."""
@@ -230,8 +244,7 @@ class SelfDraft(PerSequence):
         sequence.verified = len(sequence.sent.tokens)
 
     def _prices(self, first: int) -> list[float]:
-        """Return the tokens that the time of verifying candidates beyond the first nodes has to yield, for
-        each number of them."""
+        """Return how many accepted tokens verifying 0, 1, … candidates beyond the first nodes costs."""
         if first not in self._known_prices:
             branches = self.config.branches * self.config.branch_length  # verified in any case
             seconds = [self.verify(first + branches + n) for n in range(self.config.budget + 1)]
@@ -255,9 +268,8 @@ class SelfDraft(PerSequence):
         config, drafted, tree = self.config, sequence.sources.drafted, sequence.sent
         if config.recycle:
             paths = tree.paths(sequence.text[-config.longest + 1 :] if config.longest > 1 else [])
-            for path, tokens in zip(paths, said):
-                for token in reversed(tokens[: config.recycle]):  # the most probable is the newest
-                    drafted.add([*path[-config.longest :], token], RECYCLED, len(path[-config.longest :]))
+            for path, tokens in zip(paths, said):  # the most probable becomes the newest
+                drafted.add_after(path, tokens[config.recycle - 1 :: -1], RECYCLED)
         for branch, nodes in zip(sequence.branches, sequence.ends):
             for end in range(config.gram, len(branch) + 1):
                 drafted.add([*branch[end - config.gram : end], said[nodes[end - 1]][0]], BRANCH)

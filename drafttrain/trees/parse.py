@@ -44,6 +44,8 @@ def parse_policy(
         UserError: no such policy or setting, a value out of range, or costs or a classifier are missing.
     """
     name, _, rest = text.partition(":")
+    if name in others:
+        raise UserError(f"tree {text!r}: must be {name} without settings, got {rest}; leave them out")
     if name not in POLICIES:
         known = [*POLICIES, *others]
         hint = did_you_mean(name, known, f"choose one of {', '.join(known)}")

@@ -164,18 +164,19 @@ class TimedPolicy(TreePolicy):
                 best, best_gain = f, gain
         return best
 
-    def size(self, joint: Sequence[Sequence[float]]) -> int:
+    def size(self, joint: Sequence[Sequence[float]], beside: int = 0) -> int:
         """Return how many nodes of each tree are worth their time, root included.
 
         Args:
             joint: expected acceptance of the nodes of B trees, in descending order, the root's 1 first
                 [B][n].
+            beside: nodes of each tree that are verified in any case, not counted.
         """
         batch, n = len(joint), len(joint[0])
         rate, expected, best, size = self._rate(batch), 0.0, -math.inf, n
         for k in range(n):  # with one more node of each row than before
             expected += _total(row[k] for row in joint)
-            gain = expected - rate * self.verify_seconds(batch * (k + 1))
+            gain = expected - rate * self.verify_seconds(batch * (k + 1 + beside))
             if gain > best:
                 best, size = gain, k + 1
         return size

@@ -156,6 +156,13 @@ def test_a_foreign_calibration_is_not_used(changes, why, tree, bundle, measured,
     assert used.confidence == own.confidence and loaded.warning(tree) is None
 
 
+def test_the_caches_take_the_costs_of_this_machine_alone(bundle, measured):
+    tree = "ngram+pct:threshold=0.2"  # which itself takes none
+    here, elsewhere = (load_bundle(bundle(machine=machine), **CPU) for machine in ({}, {"processor": "x"}))
+    assert here.proposer(tree).ngrams.rate == here.calibration.rate
+    assert elsewhere.proposer(tree).ngrams.verify is None and not measured
+
+
 def test_an_older_calibration_is_foreign(bundle, measured, capsys):
     """One that does not say with which instructions it was made."""
     folder = bundle()

@@ -101,7 +101,7 @@ def test_every_key_is_explained():
         ),
         ([*DRAFTER, "--tree", "drawn:k_config=2-0"], "tree 'drawn:k_config=2-0': k_config: "),
         ([*DRAFTER, "--tree", "ngram+chain:length=x"], "tree 'chain:length=x': length: must be int, got 'x'"),
-        ([*DRAFTER, "--tree", "ngram+drawn:k_config=2-1"], "tree: ngram+ must join a tree of most probable"),
+        ([*DRAFTER, "--tree", "ngram+drawn:k_config=2-1"], "tree: must be a deterministic one after ngram"),
         (
             [*DRAFTER, "--tree", "drawn:k_config=2-1", "--scheduler.shared_ngrams", "true"],
             "scheduler.shared_ngrams: must be false or auto with tree drawn:k_config=2-1, got true",

@@ -43,7 +43,7 @@ def test_the_tree_holds_the_best_candidates(table, budget, least, max_depth):
                 everything[(*path, token)] = everything[path] * share
     wanted = sorted((p for path, p in everything.items() if path and p >= least), reverse=True)[:budget]
     assert tree.joint[1:] == pytest.approx(wanted)
-    paths = [tuple(path[1:]) for path in tree.paths([])]
+    paths = [path[1:] for path in tree.paths([])]
     assert len(set(paths)) == len(paths) and paths[0] == ()
     for path, joint, depth, parent in zip(paths, tree.joint, tree.depths, tree.parents):
         assert everything[path] == pytest.approx(joint) and depth == len(path)
@@ -83,7 +83,7 @@ def test_chains_share_what_they_have_in_common(chains):
     tree = Candidates.of(7)
     tree.add(tree.add(0, 1, 0.5, WHY), 2, 0.3, WHY)
     joined, nodes = tree.with_chains(chains, (("chain", 0, 0),))
-    paths = [tuple(path[1:]) for path in joined.paths([])]
+    paths = [path[1:] for path in joined.paths([])]
     wanted = {(), (1,), (1, 2)} | {tuple(chain[:n]) for chain in chains for n in range(1, len(chain) + 1)}
     assert set(paths) == wanted and len(paths) == len(wanted)
     assert joined.depths == sorted(joined.depths) == [len(path) for path in paths]  # breadth first
@@ -106,7 +106,7 @@ def test_candidates_follow_the_nodes_of_a_drafted_tree(table, nodes, budget, lea
         if parent < len(drafted.shares) and (parent, token) not in drafted.tree.index():
             drafted.tree.add(parent, token, drafted.tree.joint[parent] * share, own)
             drafted.shares.append(share)
-            shares[tuple(drafted.tree.paths([])[-1][1:])] = share
+            shares[drafted.tree.paths([])[-1][1:]] = share
     followers, everything, both = followers_of(table), {(): 1.0}, set()
     for depth in range(1, 8):  # all paths by brute force
         for path in [path for path in everything if len(path) == depth - 1]:
@@ -119,7 +119,7 @@ def test_candidates_follow_the_nodes_of_a_drafted_tree(table, nodes, budget, lea
     joint = {path: p for path, p in everything.items() if path and path not in shares and p >= least}
     wanted = sorted(joint.values(), reverse=True)[:budget]
     tree = grow([9, 0], followers, budget, least, max_depth, 3, None, drafted)
-    paths = [tuple(path[1:]) for path in tree.paths([])]
+    paths = [path[1:] for path in tree.paths([])]
     assert set(paths[: len(shares) + 1]) == {(), *shares} and len(set(paths)) == len(paths)
     assert tree.joint[len(shares) + 1 :] == pytest.approx(wanted)
     for path, probability, why in zip(paths, tree.joint, tree.evidence):
@@ -136,12 +136,21 @@ def test_a_raised_node_raises_those_below_by_the_drafters_own_share():
     assert tree.joint == pytest.approx([1.0, 0.9, 0.72, 0.5])
 
 
+def test_a_drafted_node_that_no_cache_offers_keeps_its_expected_acceptance():
+    """It may be less than the drafter's own probabilities, which are overconfident."""
+    drafted = Drafted(Candidates.of(0), [1.0, 0.9, 0.9, 0.9])
+    for parent, token, joint in ((0, 1, 0.5), (1, 2, 0.3), (0, 3, 0.2)):
+        drafted.tree.add(parent, token, joint, WHY)
+    tree = grow([0], followers_of({0: {3: 0.4}}), 0, 0.0, 9, 3, None, drafted)
+    assert tree.joint == [1.0, 0.5, 0.3, 0.4]
+
+
 def test_the_best_nodes_keep_their_parents():
     tree = Candidates.of(7)
     for parent, token, joint in ((0, 1, 0.5), (0, 2, 0.9), (1, 3, 0.5), (2, 4, 0.6), (2, 5, 0.1)):
         tree.add(parent, token, joint, WHY)
     best = tree.best(3)  # of two alike the parent
-    assert [path[1:] for path in best.paths([])] == [[], [1], [2], [2, 4]]
+    assert [path[1:] for path in best.paths([])] == [(), (1,), (2,), (2, 4)]
     assert (best.joint, best.depths) == ([1.0, 0.5, 0.9, 0.6], [0, 1, 1, 2])
     assert tree.best(9) == tree
 
@@ -155,7 +164,7 @@ def test_who_was_judged(accepted, added):
     for parent, token in added:
         if parent < len(tree.tokens) and (parent, token) not in zip(tree.parents, tree.tokens):
             tree.add(parent, token, 0.5, (("node", len(tree.tokens), 0),))
-    paths = [tuple(path[1:]) for path in tree.paths([])]
+    paths = [path[1:] for path in tree.paths([])]
     on_path = [
         tuple(accepted[:n]) for n in itertools.takewhile(lambda n: tuple(accepted[:n]) in paths, range(9))
     ]

@@ -353,6 +353,22 @@ def test_the_most_probable_nodes_of_both_are_verified(edd, prompts, corpus, prom
 
 
 @torch.no_grad()
+def test_nan_of_the_drafter_leaves_the_text_as_it_is(edd, prompts, corpus):
+    target, drafter = edd
+    target.tap(drafter.config.tapped_blocks)
+    spoiled = EddModel(drafter.config).eval()
+    spoiled.initialize_from(target, DrafterConfig(tapped_blocks=[-2], layers=1), torch.arange(512))
+    for parameter in spoiled.layers.parameters():
+        parameter.fill_(math.nan)
+    ngrams = self_draft(target, SelfDraftConfig(least=0.0, budget=9), corpus(target))
+    tree = TreeProposer(spoiled, Eagle2Policy(top_k=3, max_depth=3, total=9))
+    joined = HybridProposer(ngrams, tree, sure=99.0, least=0.0, nodes=9)
+    wanted = decode_all(target, NoProposer(), prompts, NEW, stop=())[0]
+    outputs = decode_all(target, joined, prompts, NEW, stop=())[0]
+    assert outputs == wanted and ngrams.accepted
+
+
+@torch.no_grad()
 def test_a_policy_that_weighs_costs_limits_the_tree_of_both(edd, prompts, corpus):
     target, drafter = edd
     target.tap(drafter.config.tapped_blocks)
@@ -379,3 +395,8 @@ def test_a_policy_that_weighs_costs_limits_the_tree_of_both(edd, prompts, corpus
 def test_bad_settings(settings, message):
     with pytest.raises(UserError, match=message):
         SelfDraftConfig(**settings)
+
+
+def test_no_more_recycled_tokens_than_the_target_has():
+    with pytest.raises(UserError, match="self_draft.recycle: must be <= 3, the target's tokens, got 4"):
+        SelfDraft(SelfDraftConfig(recycle=4), 3)

@@ -133,6 +133,12 @@ def test_a_bundle_with_a_cache(tmp_path, tiny_bundle, cache):
         bundle.proposer("nothing")
     with pytest.raises(UserError, match=r"did you mean ngram\?"):
         bundle.proposer("ngrams")
+    with pytest.raises(
+        UserError, match=r"ngrams: must come with tree ngram or ngram\+POLICY, got tree chain:"
+    ):
+        SpeculativeDecoder.from_pretrained(
+            str(tiny_bundle), dtype="float32", device="cpu", tree="chain:length=2", ngrams=str(cache)
+        )
 
 
 def test_a_bundle_is_exported_with_its_cache(tmp_path, tiny_bundle, cache):
