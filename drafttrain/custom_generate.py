@@ -34,10 +34,11 @@ from transformers.generation import (
 from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from drafttrain.decoder import SpeculativeDecoder
+from drafttrain.drafters.config import drafter_folder
 from drafttrain.inference.acceptance import AcceptanceRule, accept_greedy
 from drafttrain.inference.as_transformers import AsTransformers, criteria_of_rows, ends_here, require
 from drafttrain.inference.decode import Request, Row, decode_requests
-from drafttrain.inference.given import as_target
+from drafttrain.inference.given import as_target, file_times
 from drafttrain.inference.text import shown
 from drafttrain.target_lm import attention
 from drafttrain.target_lm.cache import CACHE_ARGUMENT
@@ -269,6 +270,7 @@ class Loaded:
     Attributes:
         lock: held by the thread that is decoding.
         copied: what the model looked like when it was copied, and its native copy; None without a copy.
+        tokenizer: the model's; `given` is the same object if a caller had to pass it.
         copies: whether to use a native copy; False if none can be made or the model changes, as in training.
     """
 
@@ -277,6 +279,7 @@ class Loaded:
         self.copied: tuple[Look, FrozenTarget] | None = None
         self.copies = True
         self.tokenizer: PreTrainedTokenizerBase | None = None
+        self.given: PreTrainedTokenizerBase | None = None
         self.decoders: dict[tuple, tuple[list, SpeculativeDecoder]] = {}  # each with parts of the model
 
     def __reduce__(self) -> tuple:
@@ -293,7 +296,7 @@ class Loaded:
         calibration: str | None,
     ) -> SpeculativeDecoder:
         """Return the decoder for these arguments, loaded again if the model's head, device, dtype, forward or
-        hooks have changed, or if `tree` is another policy of the same `repr`.
+        hooks or the files of a folder have changed, or if `tree` is another policy of the same `repr`.
 
         Raises:
             UserError: the drafter does not fit the model, or there is none of this name.
@@ -305,6 +308,7 @@ class Loaded:
         parts = [model.base_model, model.get_input_embeddings(), model.get_output_embeddings()]
         hooks = [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]  # no decoder calls them
         parts += [model.device, model.dtype, tree, vars(model).get("forward"), hooks]
+        parts += file_times(drafter_folder(place) for place in (drafter, ngrams, calibration) if place)
         known = self.decoders.pop(key, None)
         if known is None or known[0] != parts:
             known = parts, _load(model, target, tokenizer, drafter, tree, ngrams, calibration)
@@ -324,6 +328,9 @@ class Loaded:
         Raises:
             UserError: there is none, and none is given.
         """
+        if None not in (given, self.given) and given is not self.given:  # another one instead of a wrong one
+            self.tokenizer = self.copied = None
+            self.decoders.clear()
         if self.tokenizer is None:
             problem = "the model has no name_or_path"
             if model.name_or_path:
@@ -335,7 +342,7 @@ class Loaded:
             if given is None:
                 raise UserError(f"tokenizer: must be given, got none, and {problem}; add tokenizer=TOKENIZER")
             _require_tokenizer(given)
-            self.tokenizer = given
+            self.tokenizer = self.given = given
         return self.tokenizer
 
     def native(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> FrozenTarget | None:
@@ -364,20 +371,20 @@ def _load(
     tree: str | TreePolicy | None,
     *others: str | None,
 ) -> SpeculativeDecoder:
-    """Load a decoder without changing the model's training modes, its trainable weights or torch's generator.
+    """Load a decoder without changing the model's training modes or torch's generator.
 
     Args:
         target: native copy of the model; None: decode with its own modules.
     """
     ngrams, calibration = others
-    trainable = [weight for weight in model.parameters() if weight.requires_grad]
     training = [module for module in model.modules() if module.training]
     try:
         with torch.random.fork_rng(devices=[]):  # a small LM is initialized before its weights are read
             target = as_target(model, tokenizer) if target is None else target
             if drafter is None:
-                given = tree is not None or calibration is not None
-                require(not given, "drafter", "given with tree or calibration", None)
+                require(
+                    tree is None and calibration is None, "drafter", "given with tree or calibration", None
+                )
                 decoder = SpeculativeDecoder.self_draft(target, ngrams)
             else:
                 decoder = SpeculativeDecoder.from_pretrained(
@@ -386,8 +393,6 @@ def _load(
     finally:
         for module in training:
             module.training = True
-        for weight in trainable:
-            weight.requires_grad_(True)
     if decoder.proposer.draws:
         raise UserError(f"tree: must have deterministic candidates in generate, got {tree}")
     return decoder

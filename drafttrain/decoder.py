@@ -20,6 +20,7 @@ from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.text import OutputText, Prompt, encode, is_batch, shown
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.interface import TreePolicy
+from drafttrain.trees.policies import drafter_policy
 from drafttrain.utils.errors import UserError
 
 GREEDY = SamplingParams()
@@ -73,10 +74,7 @@ class SpeculativeDecoder:
 
     def __init__(self, target: FrozenTarget, proposer: Proposer):
         if not isinstance(target, FrozenTarget):
-            raise UserError(
-                f"target: must be a FrozenTarget, got {shown(target)}; call "
-                "SpeculativeDecoder.from_pretrained"
-            )
+            raise UserError(f"target: must be a FrozenTarget, got {shown(target)}; call from_pretrained")
         self.target, self.proposer = copy.copy(target), proposer  # no other drafter taps the copy
 
     @classmethod
@@ -111,8 +109,7 @@ class SpeculativeDecoder:
         """
         from drafttrain.bundle import load_bundle
 
-        places = {"path": path, "calibration": calibration or "", "ngrams": ngrams or ""}
-        for name, place in places.items():
+        for name, place in {"path": path, "calibration": calibration or "", "ngrams": ngrams or ""}.items():
             if not isinstance(place, str | os.PathLike):
                 raise UserError(f"{name}: must be a folder or Hub id, got {shown(place)}")
         if not isinstance(tree, str | TreePolicy | None):
@@ -122,9 +119,10 @@ class SpeculativeDecoder:
             from drafttrain.inference.given import as_target
 
             target = as_target(target)
-        bundle = load_bundle(
-            path, target=target, dtype=dtype, device=device, calibration=calibration, ngrams=ngrams
-        )
+        bundle = load_bundle(path, target, dtype, device, calibration, ngrams=ngrams)
+        tree = tree or bundle.tree
+        if ngrams is not None and (isinstance(tree, TreePolicy) or drafter_policy(tree) == tree):
+            raise UserError(f"ngrams: must come with tree ngram or ngram+POLICY, got tree {tree}; name one")
         if isinstance(tree, TreePolicy):
             return cls(bundle.target, TreeProposer(bundle.drafter, tree))
         decoder = cls(bundle.target, bundle.proposer(tree))

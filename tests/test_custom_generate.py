@@ -1,11 +1,15 @@
 """`model.generate(custom_generate=drafttrain.generate)` gives what `generate` gives."""
 
 import copy
+import os
+import shutil
 import threading
 import time
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -14,6 +18,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
+    PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
     TextIteratorStreamer,
@@ -488,6 +493,34 @@ def test_drafters_of_one_model_read_their_own_blocks(tiny_target_folder, tokeniz
             decoders[tiny_bundle].target.tapped_blocks
             == decoders[tiny_bundle].proposer.drafter.config.tapped_blocks
         )
+
+
+def test_a_drafter_that_is_exported_again_is_loaded_again(
+    tiny_target_folder, tokenizer, tiny_bundle, tmp_path
+):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    folder = shutil.copytree(tiny_bundle, tmp_path / "bundle")
+
+    def decoder():
+        model.generate(**inputs(tokenizer), **call(str(folder)))
+        [(_, found)] = getattr(model, LOADED).decoders.values()
+        return found
+
+    first = decoder()
+    assert decoder() is first
+    os.utime(folder / "model.safetensors", (1, 1))
+    assert decoder() is not first
+
+
+def test_a_wrong_tokenizer_does_not_stay(tiny_target_folder, tokenizer, tiny_bundle):
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
+    model.name_or_path = ""  # as of a model that is made in a program
+    wrong = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"x": 0}, unk_token="x")))
+    with pytest.raises(UserError, match="its tokenizer must read"):
+        model.generate(**inputs(tokenizer), tokenizer=wrong, **call(tiny_bundle))
+    plain = model.generate(**inputs(tokenizer), do_sample=False, max_new_tokens=12)
+    drafted = model.generate(**inputs(tokenizer), tokenizer=tokenizer, **call(tiny_bundle))
+    assert torch.equal(drafted, plain)
 
 
 @pytest.mark.parametrize("name", ["drafter", "ngrams", "calibration"])

@@ -13,6 +13,7 @@ from drafttrain.data.message import Message
 from drafttrain.decoder import SpeculativeDecoder
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.new import new_drafter
+from drafttrain.inference.decode import decode
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
@@ -203,8 +204,8 @@ def test_a_limit_among_the_parameters(target):
     assert len(whole) > 20
     for limit in (3, 20):
         sampling = SamplingParams(max_tokens=limit)
-        for decode in (decoder.generate, decoder.autoregressive):
-            assert decode([5, 6, 7], 8, sampling).token_ids == whole[:limit]
+        for generate in (decoder.generate, decoder.autoregressive):
+            assert generate([5, 6, 7], 8, sampling).token_ids == whole[:limit]
         assert decoder.generate([5, 6, 7], max_tokens=limit).token_ids == whole[:limit]
         streamed = [
             token for piece in decoder.stream([5, 6, 7], 8, sampling=sampling) for token in piece.token_ids
@@ -315,6 +316,29 @@ def test_a_loaded_model_and_a_policy(tiny_bundle, tiny_target_folder):
     assert result.stats.verify_tokens > 0
     assert result.token_ids == decoder.autoregressive(PROMPT, 12).token_ids
     assert result.token_ids == named.generate(PROMPT, 12).token_ids
+    assert all(weight.requires_grad for weight in model.parameters())  # it can be trained afterwards
+
+
+def test_another_default_dtype_changes_nothing(tiny_bundle):
+    """As while another thread of the program loads a model in bf16."""
+    decoder = SpeculativeDecoder.from_pretrained(
+        str(tiny_bundle), dtype="float32", device="cpu", tree="eagle2:top_k=3,max_depth=3,total=8"
+    )
+    expected = [decoder.generate(PROMPT, 12, seed=3, temperature=t).token_ids for t in (0.0, 0.8)]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = [decoder.generate(PROMPT, 12, seed=3, temperature=t).token_ids for t in (0.0, 0.8)]
+    finally:
+        torch.set_default_dtype(torch.float)
+    assert found == expected
+
+
+def test_a_long_list_is_decoded_some_prompts_at_a_time(target, monkeypatch):
+    monkeypatch.setattr("drafttrain.inference.decode.MOST_ROWS", 2)
+    decoder, prompts = SpeculativeDecoder(target, NoProposer()), [[i] for i in range(3, 8)]
+    many = decoder.generate(prompts, 6)
+    assert [one.token_ids for one in many] == [decoder.generate(one, 6).token_ids for one in prompts]
+    assert max(len(step.rows) for step in decode(target, NoProposer(), prompts, 6)) == 2
 
 
 def test_samples_by_seed(target):

@@ -23,6 +23,7 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
 
+MOST_ROWS = 64  # prompts decoded at a time unless the caller sets a limit: limits the memory of a long list
 PREFILL_TOKENS = 1024  # of prompts in one prefill, padding included: limits the memory of activations
 
 
@@ -145,7 +146,7 @@ def decode(
         stop: tokens that end an output. They are emitted, nothing after them is. None: the target's own.
         accept: the acceptance rule. None: the one that is exact for `sampling`.
         stats: counts and times are added to it.
-        max_rows: prompts decoded at a time; when one ends, the next takes its place. None: all at once.
+        max_rows: prompts decoded at a time; when one ends, the next takes its place. None: `MOST_ROWS`.
         sampling: how the tokens of each prompt are drawn. None: greedily.
 
     Raises:
@@ -162,7 +163,7 @@ def decode(
         check_request(target, request, number)
     accept = rule_for(sampling, proposer.draws) if accept is None else accept
     max_len = max((len(request.prompt_ids) + request.max_new_tokens for request in requests), default=0)
-    batch = max_rows or len(prompts)
+    batch = max_rows or min(len(prompts), MOST_ROWS)
     for rows in decode_requests(target, proposer, requests, batch, max_len, stop, accept, stats):
         if any(row.finish_reason == "not_finite" for row in rows):
             raise UserError(

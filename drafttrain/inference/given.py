@@ -2,6 +2,8 @@
 
 import copy
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -11,6 +13,12 @@ from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.tree_check import check_tree_support
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import limit_threads
+
+
+def file_times(folders: Iterable[Path]) -> list[tuple[str, int]]:
+    """Return name and time of the last change (ns) of each file in those of the folders that exist."""
+    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
+    return [(file.name, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
 
 def as_target(target: object, tokenizer: PreTrainedTokenizerBase | None = None) -> FrozenTarget | str:
@@ -34,7 +42,10 @@ def as_target(target: object, tokenizer: PreTrainedTokenizerBase | None = None) 
                 "target: must know where its tokenizer is, got a model without name_or_path; set it"
             )
         tokenizer = load_tokenizer(target.name_or_path)
+    trainable = [weight for weight in target.parameters() if weight.requires_grad]
     frozen = FrozenTarget(target, tokenizer, target.name_or_path or type(target).__name__)
+    for weight in trainable:  # decoding computes no gradients, but the caller may train the model later
+        weight.requires_grad_(True)
     limit_threads()
     check_tree_support(frozen)
     return frozen

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from drafttrain.run.commands import TARGET, add_dtype, importing, run_recipe, stage_options
 from drafttrain.run.options import add_settings, given, option, refuse, require
+from drafttrain.trees.policies import drafter_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.locks import locked
 
@@ -205,8 +206,8 @@ def generate(args: argparse.Namespace) -> None:
             "--bundle: must be given, got none; without one --target drafts for itself, without --tree and "
             "--calibration"
         )
-    if "bundle" in args and "ngrams" in args and not vars(args).get("tree", "").startswith("ngram"):
-        raise UserError("--ngrams: must come with --tree ngram or ngram+TREE, got another tree")
+    if "ngrams" in args and "tree" in args and drafter_policy(args.tree) == args.tree:
+        raise UserError(f"--ngrams: must come with --tree ngram or ngram+POLICY, got --tree {args.tree}")
     sampling = SamplingParams(**given(args, *SAMPLING))
     _require_folder("--ngrams", vars(args).get("ngrams"))
     with importing():
@@ -232,7 +233,7 @@ def benchmark_options(parser: argparse.ArgumentParser) -> None:
         "first turns without --turns; diagnosis: why drafts are rejected, and what would change it"
     )
     option(group, "--table TABLE", text, choices=list(TABLES))
-    option(group, "--out DIR", "folder to write; a benchmark there is continued")
+    option(group, "--out DIR", "folder to write or continue; of a diagnosis a file")
     _add_target(group)
     add_settings(group, BenchmarkConfig, *BENCHMARK)
     _add_calibration(group)
@@ -252,6 +253,9 @@ def benchmark(args: argparse.Namespace) -> int | None:
     table = vars(args).get("table", "speed")
     known = {*ALWAYS, *TABLES[table], "command", "overrides"}
     refuse(args, f"with --table {table}", *(vars(args).keys() - known))
+    for name in ("limit", "turns"):
+        if vars(args).get(name, 1) < 1:
+            raise UserError(f"--{name}: must be >= 1, got {getattr(args, name)}")
     methods = [MethodSpec.parse(text) for text in vars(args).get("methods", [])]
     tasks = [TaskSpec.parse(text) for text in args.tasks]
     if named := [method.name for method in methods if method.tree]:
@@ -489,6 +493,6 @@ def _prompts(args: argparse.Namespace):
 
 def _text(prompt: str) -> str:
     try:
-        return sys.stdin.read() if prompt == "-" else prompt
+        return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     except UnicodeDecodeError as error:
         raise UserError(f"standard input: must be text in {error.encoding}, got other bytes") from None
