@@ -18,7 +18,7 @@ from drafttrain.data.config import HUB
 from drafttrain.data.prompts import Task, read_prompts, spread
 from drafttrain.evaluation.benchmark_config import BenchmarkConfig, TaskSpec
 from drafttrain.evaluation.config import ALL
-from drafttrain.evaluation.measure import MeasurementLog, measure_tasks
+from drafttrain.evaluation.measure import MeasurementLog, check_lengths, measure_tasks
 from drafttrain.evaluation.memory import covered, peak_bytes
 from drafttrain.evaluation.methods import Methods
 from drafttrain.evaluation.metrics import Measurement, by_context, cpu_contention, tabulate
@@ -57,6 +57,11 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
     if warning := check_quiet(refuse=config.busy == "refuse"):
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     target = load_for_decoding(config.target, dtype=config.dtype, device=config.device)
+    if not config.skip_long:
+        try:
+            check_lengths(target, tasks, config.max_new_tokens)
+        except UserError as error:
+            raise UserError(f"without --skip-long: {error}") from None
     first = tasks[0].prompts[0].token_ids(target.tokenizer)
     stock = load_stock(target, config.dtype == "auto", first, out)
     methods = Methods(target, config.methods, stock)

@@ -65,6 +65,8 @@ def diagnose(
         raise UserError(
             f"max_new_tokens: must be >= 3, got {max_new_tokens}; a draft is a token between two others"
         )
+    if out is not None and os.path.isdir(out):  # before anything is decoded
+        raise UserError(f"out: must be a file, got the folder {out}; name a file in it")
     chats, folder = read_prompts(prompts, limit), find_drafter(bundle)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about another target, which the diagnosis reports

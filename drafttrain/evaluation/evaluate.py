@@ -24,6 +24,7 @@ from drafttrain.evaluation.exactness import check_lossless
 from drafttrain.evaluation.measure import (
     MeasurementLog,
     autoregressive,
+    check_lengths,
     drafting,
     measure_tasks,
     transformers_generate,
@@ -109,6 +110,9 @@ def evaluate(
     made = {"target": target, "device": device, "calibration": costs, "classifier": classifier}
     made["ngrams"] = ngrams
     loaded = load_bundle(bundle, dtype=dtype, **made)
+    check_lengths(loaded.target, [*tasks, *([tuning] if tuning else [])], config.max_new_tokens)
+    compared = first_of_each(tasks, config.lossless_prompts)
+    check_lengths(loaded.target, compared, config.lossless_new_tokens)
     how, first = config.transformers_dtype, tasks[0].prompts[0].token_ids(loaded.target.tokenizer)
     stock = load_stock(loaded.target, how == "fastest" or (how == "auto" and dtype == "auto"), first, out)
     dtype = dtype_name(loaded.target.dtype)  # that "auto" resolved to
@@ -130,10 +134,10 @@ def evaluate(
     del loaded, stock  # to make room for the fp32 models
     if config.lossless_prompts:
         exact = load_bundle(bundle, dtype=torch.float32, **made)
-        share = first_of_each(tasks, config.lossless_prompts)
         log = MeasurementLog(out / "lossless.jsonl", fingerprint([key, tree]))
-        with counted("comparing outputs in fp32", sum(len(task.prompts) for task in share), "turns") as step:
-            asked = share, config.lossless_new_tokens, log, step
+        number = sum(len(task.prompts) for task in compared)
+        with counted("comparing outputs in fp32", number, "turns") as step:
+            asked = compared, config.lossless_new_tokens, log, step
             lossless = check_lossless(exact.target, exact.proposer(tree), *asked)
     summary = {
         "format_version": FORMAT_VERSION,

@@ -198,6 +198,20 @@ class MeasurementLog:
             file.write(json.dumps(measurement.to_json()) + "\n")
 
 
+def check_lengths(target: FrozenTarget, tasks: Sequence[Task], max_new_tokens: int) -> None:
+    """Require all prompts to fit the target, before anything is measured; of a later chat turn its answers
+    are unknown and count as empty.
+
+    Raises:
+        UserError: one does not; names it.
+    """
+    for task in tasks:
+        for prompt in task.prompts:
+            earlier = min(task.turns, len(prompt.turns)) - 1
+            ids = prompt.token_ids(target.tokenizer, [""] * earlier)
+            target.check_length(ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
+
+
 def measure_tasks(
     target: FrozenTarget,
     methods: dict[str, Method],

@@ -22,6 +22,7 @@ from drafttrain.bundle_files import SELF_DRAFT
 from drafttrain.data.chat import template_hash, tokenizer_hash
 from drafttrain.data.config import PromptSet
 from drafttrain.data.prompts import Task
+from drafttrain.evaluation.measure import check_lengths
 from drafttrain.evaluation.methods import costs_of
 from drafttrain.evaluation.proposers import find_drafter
 from drafttrain.inference.decode import decode
@@ -32,6 +33,7 @@ from drafttrain.trees.parse import takes_classifier
 from drafttrain.trees.policies import drafter_policy
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import fingerprint, read_json
+from drafttrain.utils.folders import make_out
 from drafttrain.utils.progress import counted
 from drafttrain.utils.provenance import content_hash, git_commit, versions
 from drafttrain.utils.writing import write_json, write_text
@@ -147,6 +149,7 @@ def sweep(
         loaded.proposer(tree)  # reports a mistake in any of them before the first is measured
         if warning := loaded.warning(tree):
             console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    make_out(out)
     points = []
     for number, tree in enumerate(trees, 1):
         # a file for each: a sweep of more policies, or fewer, does not repeat what is measured
@@ -214,9 +217,8 @@ def count_tokens(
         target.check_length(ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
         return ids
 
+    check_lengths(target, [task], max_new_tokens)
     turns = [min(task.turns, len(prompt.turns)) for prompt in task.prompts]
-    for i, played in enumerate(turns):
-        encode(i, [""] * (played - 1))  # too long even with empty answers to the earlier turns
     stats, by_prompt = DecodeStats(), [[0, 0, 0] for _ in turns]
     answers: list[list[str]] = [[] for _ in turns]
     with counted(shown, task.n_turns, "turns") as step:

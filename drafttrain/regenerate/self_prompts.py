@@ -72,6 +72,8 @@ def write_self_prompts(
             context or the memory, or `<out>.part` is damaged or of other settings.
     """
     console, out = console or Console(stderr=True), Path(out)
+    if out.is_dir():  # before anything is sampled
+        raise UserError(f"out: must be a file, got the folder {out}; name a file in it")
     part = out.with_name(out.name + ".part")
     out.parent.mkdir(parents=True, exist_ok=True)
     made_by = {"target": target.fingerprint, "seed": seed, "temperature": temperature, "top_p": top_p}

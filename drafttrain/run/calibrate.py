@@ -14,6 +14,7 @@ from drafttrain.calibration.quick import is_disturbed, quick_calibration
 from drafttrain.data.prompts import Prompt, read_prompts
 from drafttrain.report.pictures import draw_calibration
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.folders import make_out
 from drafttrain.utils.machine import check_quiet
 from drafttrain.utils.writing import write_json
 
@@ -38,6 +39,7 @@ def calibrate(
         UserError: prompts, bundle or settings are unusable, or the machine is busy and `busy` is "refuse".
     """
     config.check()
+    make_out(out)
     console = Console()
     prompts = [] if config.quick else _prompts(config)
     refuse = config.busy == "refuse"

@@ -121,6 +121,15 @@ def test_end_to_end_and_resumed(config, tiny_bundle, tmp_path, capsys):
     assert again == summary
 
 
+@pytest.mark.parametrize(
+    "changes", [{"max_new_tokens": 505}, {"lossless_prompts": 1, "lossless_new_tokens": 505}]
+)
+def test_a_prompt_that_is_too_long_ends_it_before_anything_is_decoded(changes, small, tiny_bundle, tmp_path):
+    with pytest.raises(UserError, match="one: prompt .* must fit into the 512 positions .* 505; remove it"):
+        evaluate(dataclasses.replace(small, **changes), tiny_bundle, tmp_path, dtype="float32")
+    assert not (tmp_path / "measurements.jsonl").exists()
+
+
 def test_another_drafter_is_measured_again(small, tiny_bundle, tmp_path):
     evaluate(small, tiny_bundle, tmp_path / "out", dtype="float32")
     before = lines(tmp_path / "out" / "measurements.jsonl")

@@ -245,6 +245,12 @@ def test_a_later_turn_that_cannot_fit_fails_before_anything_is_decoded(tiny_bund
     assert not decoded
 
 
+def test_out_is_a_folder(tiny_bundle, questions, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="out: must be a folder, got .*file, which is a file"):
+        sweep(tiny_bundle, PromptSet("one", str(questions)), ["chain:length=2"], tmp_path / "file")
+
+
 def test_the_command_draws_the_points(tiny_bundle, questions, tmp_path):
     words = ["--task", str(questions), "--limit", "1", "--out", str(tmp_path), "--max-new-tokens", "4"]
     words += ["--dtype", "float32", "--trees", "chain:length=1", "chain:length=2"]

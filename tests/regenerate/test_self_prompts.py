@@ -36,6 +36,13 @@ def test_same_prompts_after_an_interruption(tiny_llama, tmp_path):
         assert all(c.messages[0].role == "user" for c in read_conversations(tmp_path / "whole.jsonl"))
 
 
+def test_a_folder_is_refused_before_anything_is_sampled(tiny_llama, tmp_path):
+    target = FrozenTarget(*tiny_llama, name="tiny")
+    with pytest.raises(UserError, match="out: must be a file, got the folder .*; name a file in it"):
+        write_self_prompts(target, tmp_path, number=2)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_prompts_of_another_call_are_not_continued(tiny_llama, tmp_path, monkeypatch):
     target = FrozenTarget(*tiny_llama, name="tiny")
     part = tmp_path / "p.jsonl.part"
