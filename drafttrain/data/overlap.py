@@ -78,6 +78,11 @@ class EvaluationPrompts:
         return any(prompt in padded for opening in openings for prompt in self._by_opening[opening])
 
 
+def is_common(prompt: str) -> bool:
+    """Return whether a prompt has so few words that any chat may hold it, such as "Continue."."""
+    return len(fold(prompt).split()) <= _COMMON_WORDS
+
+
 class MeasuredPrompts:
     """The prompts that a drafter will be measured on: no conversation that it learns from may hold one.
 
@@ -95,7 +100,7 @@ class MeasuredPrompts:
         for one in sets:
             rows = spread(_rows_of(one.path), one.limit)
             turns = (turn for row in rows for turn in row[: one.turns])
-            telling[one.path] += [turn for turn in turns if len(fold(turn).split()) > _COMMON_WORDS]
+            telling[one.path] += [turn for turn in turns if not is_common(turn)]
         self._prompts = {path: EvaluationPrompts(turns) for path, turns in telling.items()}
         self._found: dict[str, list[str]] = defaultdict(list)  # turns that hold one, by file
 

@@ -33,11 +33,12 @@ _ROLES = {
 _TURN_KEYS = {"sharegpt": ("conversations", "conversation"), "messages": ("messages", "traj")}
 _EXCHANGE_KEYS = (
     ("instruction", ("output", "response")),
-    ("question", ("answer",)),
+    ("question", ("answer", "response")),
     ("prompt", ("response", "completion")),
 )
 _CHAT_KEYS = {"chat", *(key for keys in _TURN_KEYS.values() for key in keys)}
 _CHAT_KEYS |= {question for question, _ in _EXCHANGE_KEYS}
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # keys of turns, beside the content
 _NO_INPUT = re.compile(r"\W*no\s?input\W*", re.IGNORECASE)
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")  # GSM8K: "48/2 = <<48/2=24>>24"
 _MOSS_MARKS = re.compile(r"^<\|(?:Human|MOSS)\|>:\s*|\s*<eo[hm]>\s*$")
@@ -75,6 +76,11 @@ def row_to_conversation(
     if row.get("label") is False:
         skipped["answer labelled as bad"] += 1
         return None
+    if any(isinstance(turn, dict) and turn.get("weight") == 0 for turn in _listed(row, format) or ()):
+        skipped["answer of weight 0"] += 1  # as in OpenAI's files: not to be learned
+        return None
+    if row.get("tools"):
+        repairs["definitions of tools left out"] += 1
     if not messages:
         skipped["no turns"] += 1
         return None
@@ -98,11 +104,8 @@ def well_formed(text: str) -> str:
 
 def _messages(row: dict, format: str, source: str, repairs: Counter) -> list[Message] | None:
     """Return the row's turns, or None if it has none of the format's keys."""
-    for name, keys in _TURN_KEYS.items():
-        if format in (name, "auto"):
-            for key in keys:
-                if isinstance(row.get(key), list):
-                    return _system(row) + _turns(row[key], source, repairs)
+    if (turns := _listed(row, format)) is not None:
+        return _system(row) + _turns(turns, source, repairs)
     if format in ("sharegpt", "auto") and isinstance(row.get("chat"), dict):
         return _moss_turns(row["chat"], source)
     if format in ("alpaca", "auto"):
@@ -114,8 +117,16 @@ def _messages(row: dict, format: str, source: str, repairs: Counter) -> list[Mes
     return None
 
 
+def _listed(row: dict, format: str) -> list | None:
+    """Return the row's list of turns; None if it has none under the keys of this format."""
+    names = _TURN_KEYS if format == "auto" else (format,)
+    lists = (row.get(key) for name in names for key in _TURN_KEYS.get(name, ()))
+    return next((turns for turns in lists if isinstance(turns, list)), None)
+
+
 def _system(row: dict) -> list[Message]:
-    return [Message("system", row["system"])] if isinstance(row.get("system"), str) else []
+    texts = (row.get(key) for key in ("system", "system_prompt"))
+    return [Message("system", text) for text in texts if isinstance(text, str)][:1]
 
 
 def _history(row: dict) -> list[Message]:
@@ -147,6 +158,8 @@ def _turns(turns: list, source: str, repairs: Counter) -> list[Message]:
         if role == "assistant" and ids is None and is_html_answer(content):
             content = html_to_markdown(content)
             repairs["HTML answers turned into Markdown"] += 1
+        if role == "assistant" and any(turn.get(key) for key in _REASONING):
+            repairs["reasoning beside answers left out"] += 1
         messages.append(Message(role, content, ids))
     return messages
 
@@ -184,9 +197,10 @@ def _moss_turns(chat: dict, source: str) -> list[Message]:
 
 
 def _exchange(row: dict, question: str, answers: tuple[str, ...]) -> list[Message]:
-    prompt, extra = row[question], row.get("input")
-    if isinstance(extra, str) and extra.strip() and not _NO_INPUT.fullmatch(extra.strip()):
-        prompt = f"{prompt}\n\n{extra}"
+    prompt = row[question]
+    for extra in (row.get("context"), row.get("input")):  # Dolly's key, and Alpaca's
+        if isinstance(extra, str) and extra.strip() and not _NO_INPUT.fullmatch(extra.strip()):
+            prompt = f"{prompt}\n\n{extra}"
     answer = next((row[key] for key in answers if isinstance(row.get(key), str)), "")
     if question == "question":
         answer = _CALCULATOR.sub("", answer)

@@ -243,7 +243,7 @@ def read_parquet(stream: Stream) -> Iterator[tuple[int, Any]]:
             for value in batch.to_pylist():
                 row += 1
                 yield row, without_nulls(value)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
         raise UserError(
             f"{stream.source}: damaged, or no Parquet file ({brief(error)}); fetch it again"
         ) from None

@@ -84,7 +84,7 @@ GROUPS = {
         ),
         "c2t": Command(
             "tools",
-            "BUNDLE --prompts data/tuning_prompts.jsonl --out BUNDLE",
+            "BUNDLE --prompts data/heldout_prompts.jsonl --out BUNDLE",
             (
                 "BUNDLE --prompts FILE --out DIR [options]",
                 "BUNDLE --prompts FILE --trees DIR    (trees alone)",
@@ -156,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if name in args:
                     from drafttrain.utils.locks import locked
 
+                    setattr(args, name, os.path.expanduser(getattr(args, name)))  # the shell leaves --out=~/x
                     stack.enter_context(locked(getattr(args, name)))
             return _function(args.command)(args) or 0
     except UserError as error:

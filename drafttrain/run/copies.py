@@ -35,11 +35,20 @@ def share_folder(twin: Path, folder: Path, links: bool) -> float:
 
     Args:
         links: hard-link where the disk has them; not for stages that append to files of a finished folder.
+
+    Raises:
+        UserError: the folder changes meanwhile, because its own run makes it again.
     """
     begun, record = time.monotonic(), read_record(twin)
+    changed = UserError(f"{twin}: must stay as it is while it is copied, got changes; repeat the command")
     with new_folder(folder) as copy:
         how = {"copy_function": _link if links else shutil.copy2, "ignore": shutil.ignore_patterns(".states")}
-        shutil.copytree(twin, copy, dirs_exist_ok=True, **how)
+        try:
+            shutil.copytree(twin, copy, dirs_exist_ok=True, **how)
+        except (FileNotFoundError, shutil.Error):
+            raise changed from None
+        if record is None or read_record(twin) != record:  # which goes first if it is made again
+            raise changed
         with contextlib.suppress(OSError):  # there are none, or the disk has no links
             shutil.copytree(twin / ".states", copy / ".states", copy_function=os.link)
         (copy / RECORD).unlink()

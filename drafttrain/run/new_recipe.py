@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 
+from drafttrain.data.overlap import is_common
 from drafttrain.data.prompts import spread
 from drafttrain.data.readers import read_conversations
 from drafttrain.target_lm.known import SMOLLM2, is_known
@@ -29,7 +30,7 @@ SPACING = 10  # at most one chat in this many is held out
 LENGTH = 1024  # tokens of a row, and of prompt and answer together
 FEW = 5000  # conversations below which a few epochs are too little training
 TEMPLATE = "new_recipe.yaml.jinja"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@\S+)?")  # with a branch
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def new_recipe(
@@ -59,14 +60,16 @@ def new_recipe(
     _refuse_existing(file, file)
     held_out = file.with_suffix(".prompts.jsonl")
     _require_target(target)
-    prompts, n = _read(chats)
+    prompts, n, documents = _read(chats)
     positions = _positions(target)
-    # a prompt that is too long would abort the measurement; tokens have >= 2 bytes, half is for the answer
-    short = [prompt for prompt in prompts if len(prompt.encode()) <= positions]
+    # A prompt that is too long would abort the measurement; tokens have >= 2 bytes, half is for the answer.
+    most = min(positions, 2 * LENGTH)  # a target that is not a local folder has unknown positions
+    short = [prompt for prompt in prompts if len(prompt.encode()) <= most and not is_common(prompt)]
     taken = spread(short, min(MOST_HELD_OUT, len(short) // SPACING))
     text = _render(
         target=target,
-        chats=chats,
+        chats=[path for path in chats if path not in documents] or chats,
+        documents=documents,
         file=shlex.quote(str(file)),
         kind=kind,
         length=min(LENGTH, positions),
@@ -108,16 +111,19 @@ def _refuse_existing(file: Path, path: Path) -> None:
         raise UserError(f"--out: must name a new file, got {file}; {path} exists")
 
 
-def _read(paths: Sequence[str]) -> tuple[list[str], int]:
-    """Return the distinct first user turns, and the number of conversations."""
-    prompts, n = {}, 0
+def _read(paths: Sequence[str]) -> tuple[list[str], int, list[str]]:
+    """Return the distinct first user turns, the number of conversations, and the paths without any turn."""
+    prompts, n, documents = {}, 0, []
     for path in paths:
+        has_turns = False
         for conversation in read_conversations(path):
             n += 1
+            has_turns = has_turns or not conversation.is_text
             users = [message.content for message in conversation.messages if message.role == "user"]
             if users and users[0].strip():
                 prompts[users[0]] = None
-    return list(prompts), n
+        documents += [] if has_turns else [path]
+    return list(prompts), n, documents
 
 
 def _positions(target: str) -> float:

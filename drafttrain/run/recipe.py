@@ -6,6 +6,7 @@ an unknown one is an error that names the file and the closest match. What stage
 """
 
 import dataclasses
+import os
 import re
 import shlex
 import typing
@@ -138,7 +139,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), check_trees: bo
     path = Path(path)
     values = _read_values(Recipe, path, overrides)
     values["name"] = values.get("name") or path.stem
-    values["output"] = values.get("output") or f"runs/{values['name']}"
+    output = values.get("output") or f"runs/{values['name']}"
+    values["output"] = os.path.expanduser(output) if isinstance(output, str) else output
     _spread_seed(values)
     _fit_lengths(values)
     recipe = _build(Recipe, values, str(path))
@@ -352,12 +354,12 @@ def _check_values(recipe: Recipe) -> None:
             )
     _check_policies(recipe.evaluate.trees)
     measured = {Path(prompts.path).resolve() for prompts in recipe.evaluate.prompts}
-    others = recipe.evaluate.tune_prompts, recipe.calibrate.prompts, recipe.classifier.prompts
-    for key, prompts in zip(("evaluate.tune_prompts", "calibrate.prompts", "classifier.prompts"), others):
-        if prompts and Path(prompts.path).resolve() in measured:
-            raise UserError(
-                f"{key}: must not be among evaluate.prompts, got {prompts.path}; choose on others"
-            )
+    sets = recipe.evaluate.tune_prompts, recipe.calibrate.prompts, recipe.classifier.prompts
+    keys = "training.eval_prompts", "evaluate.tune_prompts", "calibrate.prompts", "classifier.prompts"
+    paths = recipe.training.eval_prompts, *(prompts and prompts.path for prompts in sets)
+    for key, path in zip(keys, paths):
+        if path and Path(path).resolve() in measured:
+            raise UserError(f"{key}: must not be among evaluate.prompts, got {path}; choose on others")
     if recipe.training.has_emphasis:
         from drafttrain.training.emphasis import emphasis_of  # for trainings with it
 
@@ -396,9 +398,9 @@ def _check_policies(trees: Sequence[str]) -> None:
         name = drafter_policy(tree).partition(":")[0]
         if tree != NGRAM and name not in POLICIES:
             known = [*POLICIES, *(WITH_NGRAMS if drafter_policy(tree) == tree else ())]
-            remedy = did_you_mean(name, known, "choose one of these")
+            remedy = did_you_mean(name, known, "choose one of these") if name != NGRAM else "give no settings"
             raise UserError(
-                f"evaluate.trees: must be policies out of {', '.join(known)}, got {name}; {remedy}"
+                f"evaluate.trees: must be policies out of {', '.join(known)}, got {name or tree}; {remedy}"
             )
 
 

@@ -93,7 +93,7 @@ def settle(recipe: Recipe, begun: dict[str, Any], work: "Work | None" = None) ->
     bf16 = recipe.training.bf16
     if bf16 == "auto":
         bf16 = begun.get("training", {}).get("bf16", "auto")
-    bf16 = settled.target.dtype != "float32" if bf16 == "auto" else bf16
+    bf16 = settled.target.dtype == "bfloat16" if bf16 == "auto" else bf16
     settled.training = dataclasses.replace(recipe.training, bf16=bf16)
     return settled
 

@@ -19,8 +19,8 @@ class TrainingConfig:
             learns more from each token; not under DeepSpeed.
         lr: peak learning rate. The paper's 1e-4 suits 70 M tokens; small budgets need 1e-3 or more.
         epochs: passes over the corpus.
-        max_steps: limit of optimizer steps. null: epochs decide. 0: take `init_from` without training, which
-            needs neither corpus nor hidden states.
+        max_steps: optimizer steps, in place of `epochs`. null: epochs decide. 0: take `init_from` without
+            training, which needs neither corpus nor hidden states.
         max_minutes: limit of training time, evaluations and resumed time included. null: none.
         rows_per_batch: packed rows in one forward pass of one process.
         row_length: tokens in a packed row; a batch holds at most rows_per_batch x row_length tokens.

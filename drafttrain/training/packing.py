@@ -66,6 +66,7 @@ class PackedRows(Dataset):
     Attributes:
         rows: documents of each row.
         tokens: in all of them, without padding.
+        longest: tokens of the longest document.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class PackedRows(Dataset):
     ):
         self.corpus, self.row_length, self.store = corpus.with_format("numpy"), row_length, store
         lengths = document_lengths(corpus)
-        if max(lengths, default=0) > row_length:
+        self.longest = max(lengths, default=0)
+        if self.longest > row_length:
             raise UserError(
-                f"training.row_length: must be >= {max(lengths)}, the corpus's longest document, got "
+                f"training.row_length: must be >= {self.longest}, the corpus's longest document, got "
                 f"{row_length}; raise it or build the corpus with a smaller max_length"
             )
         if store is not None:  # a document whose states were not finite is stored empty

@@ -174,6 +174,8 @@ def train(
         for name, split in splits.items()
     }
     rows = packed["train"]
+    if (longest := max(one.longest for one in packed.values())) > (most := target.positions):
+        raise UserError(f"corpus.max_length: must be <= {most}, what the target has, got {longest}; lower it")
     resume, before = _checkpoint(config, out / "checkpoints")
     config = settle_bf16(config, target, resume)
     validation = Validation(config, target, packed["validation"])
@@ -181,6 +183,8 @@ def train(
 
     clock = Clock(config.max_minutes, before)
     arguments = training_arguments(config, out / "checkpoints", target.device)
+    if arguments.device.type == "cuda" and arguments.device != target.device:  # which the Trainer chooses
+        raise UserError(f"target.device: must be auto, got {target.device}; set CUDA_VISIBLE_DEVICES")
     max_steps = config.max_steps or planned_steps(config, len(rows), arguments.world_size)
     is_first = arguments.process_index == 0
     console = Console(quiet=not is_first)
@@ -350,8 +354,8 @@ def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path | None, floa
 def settle_bf16(
     config: TrainingConfig, target: FrozenTarget, checkpoint: Path | None = None
 ) -> TrainingConfig:
-    """Return the settings with `bf16: auto` resolved: to the checkpoint's value, else to bf16 unless the
-    target is in float32.
+    """Return the settings with `bf16: auto` resolved: to the checkpoint's value, else to bf16 if the target
+    is in bf16.
 
     Raises:
         UserError: the checkpoint was trained in bf16 and the settings ask for fp32, or the other way round.
@@ -363,7 +367,7 @@ def settle_bf16(
         begun = begun_in_bf16(config, checkpoint)
     if config.bf16 != "auto":
         return config
-    return replace(config, bf16=target.dtype != torch.float32 if begun is None else begun)
+    return replace(config, bf16=target.dtype == torch.bfloat16 if begun is None else begun)
 
 
 def emphasis_for(config: TrainingConfig, drafter: DraftModel) -> "Emphasizing | None":

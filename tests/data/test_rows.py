@@ -55,6 +55,32 @@ def test_ids_as_generated():
     assert [message.token_ids for message in read(row)[0].messages] == [None, [1, 2]]
 
 
+def test_what_a_question_is_about_is_part_of_it():
+    for question, answer in (("instruction", "response"), ("question", "answer"), ("question", "response")):
+        row = {question: "Who?", "context": "Ann sings.", answer: "Ann."}
+        assert turns(row) == [("user", "Who?\n\nAnn sings."), ("assistant", "Ann.")]
+        assert turns(row | {"context": ""}) == [("user", "Who?"), ("assistant", "Ann.")]
+    row = {"system_prompt": "Be brief.", "question": "Who?", "response": "Ann."}
+    assert turns(row) == [("system", "Be brief."), ("user", "Who?"), ("assistant", "Ann.")]
+
+
+@pytest.mark.parametrize("key", ["reasoning", "reasoning_content", "thinking"])
+def test_what_is_left_out_is_counted(key):
+    asked = {"role": "user", "content": "Who?"}
+    row = {"messages": [asked, {"role": "assistant", "content": "Ann.", key: "She sings."}], "tools": [{}]}
+    conversation, _, repairs = read(row)
+    assert [message.content for message in conversation.messages] == ["Who?", "Ann."]
+    assert repairs == {"reasoning beside answers left out": 1, "definitions of tools left out": 1}
+
+
+def test_answers_that_are_not_to_be_learned():
+    answers = [{"role": "assistant", "content": "Ann.", "weight": weight} for weight in (1, 0)]
+    for answer, kept in zip(answers, (True, False)):
+        conversation, skipped, _ = read({"messages": [{"role": "user", "content": "Who?"}, answer]})
+        assert (conversation is not None) == kept
+        assert skipped == ({} if kept else {"answer of weight 0": 1})
+
+
 def test_openai_messages():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     row = {

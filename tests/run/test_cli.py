@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import drafttrain.run.stages  # noqa: F401 - some libraries print while they are imported: let it be before a test
-from drafttrain.run import cli, help, workflow
+from drafttrain.run import cli, help, tools, workflow
+from drafttrain.run.recipe import load_recipe
 from drafttrain.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -178,8 +180,12 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         ),
         (["generate", "--bundle", "x", "--prompt", "y", "--top-p", "a"], "--top-p: must be a number, got a"),
         (
-            ["generate", "--bundle", "x", "--prompt", "y", "--ngrams", "z"],
-            "--ngrams: must come with --tree ngra",
+            ["generate", "--bundle", "x", "--prompt", "y", "--ngrams", "z", "--tree", "timed"],
+            "--ngrams: must come with --tree ngram or ngram+POLICY, got --tree timed",
+        ),
+        (
+            ["generate", "--bundle", "x", "--prompt", "y", "--tree", "ngram:budget=4"],
+            "tree 'ngram:budget=4': must be ngram without settings, got budget=4",
         ),
         (["generate", "--bundle", "x", "--prompt", "y", "--lenght", "1"], "unexpected argument --lenght"),
         (["fetch-target", "no-such-model"], "no-such-model: neither "),
@@ -499,6 +505,23 @@ def test_a_terminal_that_lacks_a_letter_shows_a_question_mark(monkeypatch):
     assert cli.main(["fetch-target"]) == 0
     sys.stdout.flush()
     assert page.getvalue() == b"? 3\n"
+
+
+def test_the_end_of_a_line_of_standard_input_is_not_part_of_the_prompt(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Why?\n\nBecause.\n"))
+    assert tools._text("-") == "Why?\n\nBecause."
+
+
+def test_home_is_known_where_the_shell_does_not_write_it(monkeypatch, tmp_path):
+    """As after `--out=~/x`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    locks = []
+    monkeypatch.setattr("drafttrain.utils.locks.locked", lambda path: locks.append(path) or nullcontext())
+    assert cli.main(["c2t", "--trees", "nowhere", "--out=~/x"]) == 2
+    assert locks == [str(tmp_path / "x")]
+    sources = "corpus: {sources: [{path: a.json}]}"
+    (tmp_path / "own.yaml").write_text(f"target: {{model: x}}\noutput: ~/runs/own\n{sources}\n")
+    assert load_recipe(tmp_path / "own.yaml").output == str(tmp_path / "runs" / "own")
 
 
 def test_standard_input_that_is_no_text(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """A recipe for one's own target and chats is written, can be read, and is ready to run."""
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -82,8 +83,9 @@ def test_documents_and_few_chats_leave_nothing_to_hold_out(chats):
         Path("own.yaml").unlink()
 
 
-def test_prompts_that_may_not_fit_are_not_held_out(chats, monkeypatch):
-    monkeypatch.setattr("drafttrain.run.new_recipe._positions", lambda target: 2048)
+@pytest.mark.parametrize("positions", [2048, math.inf])  # those of a target that is not there are unknown
+def test_prompts_that_may_not_fit_are_not_held_out(positions, chats, monkeypatch):
+    monkeypatch.setattr("drafttrain.run.new_recipe._positions", lambda target: positions)
     rows = json.loads(Path("chats.json").read_text())
     for i, row in enumerate(rows[::2]):
         turn = next(turn for turn in row["conversations"] if turn["from"] == "human")
@@ -104,6 +106,10 @@ def test_prompts_that_may_not_fit_are_not_held_out(chats, monkeypatch):
         (
             ["--chats", "chats.json", "--target", "smollm2-135m-instuct"],
             "did you mean smollm2-135m-instruct?",
+        ),
+        (
+            ["--chats", "chats.json", "--target", "org/x@dev"],
+            "--target: must be a folder, a .gguf file or a Hub id user/name, got org/x@dev",
         ),
         (["--chats", "chats.json", "--target", "."], "--target: must be a folder with a config.json, got ."),
         (["--chats", "chats.json", "--out", "."], "--out: must name a new file, got .; . exists"),
@@ -129,6 +135,21 @@ def test_a_broken_config_of_the_target_is_one_line(config, chats, capsys):
     assert "broken/config.json: " in error and error.count("\n") == 1
 
 
-def test_a_target_may_name_its_branch(chats):
-    assert main(["new-recipe", "--target", "org/x@dev", "--chats", "chats.json", "--out", "own.yaml"]) == 0
-    assert load_recipe("own.yaml").target.model == "org/x@dev"
+def test_documents_beside_chats_are_trained_on(chats):
+    Path("text.txt").write_text("A dog walks.\n\nIt barks at the fox.")
+    words = ["--target", "org/x", "--chats", "chats.json", "text.txt", "--out", "own.yaml"]
+    assert main(["new-recipe", *words]) == 0
+    recipe = load_recipe("own.yaml")
+    assert [source.path for source in recipe.regenerate.sources] == ["chats.json"]
+    assert [source.path for source in recipe.corpus.sources] == ["text.txt"]
+
+
+def test_prompts_that_any_chat_may_hold_are_not_held_out(chats):
+    """No chat that says hello would be trained on."""
+    rows = json.loads(Path("chats.json").read_text())
+    for row in rows[::2]:
+        next(turn for turn in row["conversations"] if turn["from"] == "human")["value"] = f"Hi {row['id']}!"
+    Path("chats.json").write_text(json.dumps(rows))
+    assert main(["new-recipe", "--target", "org/x", "--chats", "chats.json", "--out", "own.yaml"]) == 0
+    held = [json.loads(line) for line in Path("own.prompts.jsonl").read_text().splitlines()]
+    assert held and not any(row["prompt"].startswith("Hi ") for row in held)

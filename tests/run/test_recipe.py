@@ -196,9 +196,18 @@ def test_one_seed_for_all_sections_that_set_none(write):
         ),
         (
             "ngrams: {}\nevaluate: {trees: ['ngram+drawn:k_config=2-1']}",
-            "tree 'ngram+drawn:k_config=2-1': ngram+ must join greedy drafts, got drawn ones; remove it",
+            "tree 'ngram+drawn:k_config=2-1': must be deterministic after ngram+, got drawn; ",
         ),
         ("ngrams: {}\nevaluate: {trees: [ngram+chian]}", "got chian; did you mean chain?"),
+        ("ngrams: {}\nevaluate: {trees: [ngram+]}", "got ngram+; choose one of these"),
+        (
+            "ngrams: {}\nevaluate: {trees: ['ngram:budget=4']}",
+            "got ngram; give no settings",
+        ),
+        (
+            "training: {eval_prompts: a}\nevaluate: {trees: [chain], prompts: [{name: x, path: a}]}",
+            "training.eval_prompts: must not be among evaluate.prompts, got a; choose on others",
+        ),
         ("evaluate: {trees: [ngrams]}", "got ngrams; did you mean ngram?"),
         ("evaluate: {trees: [c2t]}", "evaluate.trees: must come with classifier.prompts for c2t, got none"),
         ("evaluate: {trees: ['c2t:bet=1']}", "did you mean beta"),

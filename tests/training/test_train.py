@@ -107,6 +107,14 @@ def test_learns_to_draft(run_training, taught_folder):
     assert drafted == decode_all(target, NoProposer(), [prompt], 40)[0] and stats.accept_len > 2
 
 
+def test_documents_beyond_the_positions_of_the_target_are_refused(run_training, target_folder, tmp_path):
+    folder = shutil.copytree(target_folder, tmp_path / "short")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
+    with pytest.raises(UserError, match="corpus.max_length: must be <= 16, what the target has, got"):
+        run_training(target=folder, max_steps=1)
+
+
 def test_trains_over_stored_states(run_training, corpus_folder, target_folder, tmp_path):
     """The losses of a whole training, up to the rounding of the states to bf16."""
     stored = tmp_path / "states"
