@@ -108,9 +108,6 @@ class PipelineDecoder:
         self.config, self.rank = config, _rank(config) if rank is None else rank
         here = int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size))  # ranks on this machine
         self.threads = config.stages.threads or max(1, usable_cores() // here)
-        self._open = ExitStack()  # the settings of torch, until the end
-        self._open.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(self.threads)
         if config.link is not None and here != config.world_size:
             raise UserError(
                 f"link: must be null over several machines, whose clocks differ, got {config.link}; remove it"
@@ -124,6 +121,9 @@ class PipelineDecoder:
         self.prompts = list(self._read_prompts())
         longest = max((len(request.tokens) for _, request in self.prompts), default=ROOM)
         self.room = longest + config.max_new_tokens + DRAFT_SLOTS
+        self._open = ExitStack()  # the settings of torch, until the end
+        self._open.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(self.threads)
         own = choose_dtype(self.place, config.dtype, config.device, "decoding")
         # upper bound, states in fp32; a message is timed by its real size
         link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 4 * self.hidden_size)

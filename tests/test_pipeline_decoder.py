@@ -66,6 +66,10 @@ def test_texts_are_those_of_one_process(alone, tiny_target_folder, tiny_bundle):
 def test_mistakes_are_one_line(alone, tiny_target_folder, monkeypatch):
     with pytest.raises(UserError, match="drafter: must be set for mode pipedec, got null"):
         PipelineDecoder(config(tiny_target_folder, mode="pipedec"))
+    threads = torch.get_num_threads()
+    with pytest.raises(UserError):
+        PipelineDecoder(config("nowhere", stages=StagesConfig(ranks=1, threads=threads + 1)))
+    assert torch.get_num_threads() == threads
     with PipelineDecoder(config(tiny_target_folder)) as pipeline:
         with pytest.raises(
             UserError, match="prompt 0: prompt and new tokens must fit into the 512 positions"

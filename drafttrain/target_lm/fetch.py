@@ -98,13 +98,19 @@ def _make(
     Two processes that want the same folder take turns, so that the second one finds it ready.
     """
     folder = Path(os.path.expanduser(out)).absolute()
+
+    def is_there() -> bool:
+        record = read_record(folder)
+        return record is not None and {"format": FORMAT, **wanted}.items() <= record.items()
+
+    if is_there():  # without the lock, which a cache that is read-only or another user's does not grant
+        return folder
     try:
         _targets().mkdir(parents=True, exist_ok=True)
         with FileLock(_targets() / f".{fingerprint(str(folder))}.lock"):
-            record = read_record(folder)
-            if record is not None and {"format": FORMAT, **wanted}.items() <= record.items():
+            if is_there():
                 return folder
-            if (record or {}).get("name") != name and folder.exists() and any(folder.iterdir()):
+            if (read_record(folder) or {}).get("name") != name and folder.exists() and any(folder.iterdir()):
                 raise UserError(f"{folder}: holds something else; name a folder that does not exist")
             for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)  # of a run that was killed

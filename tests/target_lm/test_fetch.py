@@ -89,6 +89,13 @@ def test_a_gguf_file_is_converted_once(cache, gguf, tiny_llama, monkeypatch):
     assert fetch_target(str(gguf)) == folder
 
 
+def test_a_finished_folder_needs_no_lock(gguf, monkeypatch):
+    """The cache may be read-only, or another user's."""
+    folder = fetch_target(gguf)
+    monkeypatch.setattr(fetch, "FileLock", lambda path: pytest.fail("locked"))
+    assert fetch_target(gguf) == folder
+
+
 def test_other_contents_or_another_format_are_made_again(cache, gguf, tiny_qwen2, write_gguf, monkeypatch):
     first = fetch_target(gguf)
     (first / "model.safetensors").unlink()
