@@ -76,9 +76,6 @@ def row_to_conversation(
     if row.get("label") is False:
         skipped["answer labelled as bad"] += 1
         return None
-    if any(isinstance(turn, dict) and turn.get("weight") == 0 for turn in _listed(row, format) or ()):
-        skipped["answer of weight 0"] += 1  # as in OpenAI's files: not to be learned
-        return None
     if row.get("tools"):
         repairs["definitions of tools left out"] += 1
     if not messages:
@@ -160,6 +157,8 @@ def _turns(turns: list, source: str, repairs: Counter) -> list[Message]:
             repairs["HTML answers turned into Markdown"] += 1
         if role == "assistant" and any(turn.get(key) for key in _REASONING):
             repairs["reasoning beside answers left out"] += 1
+        if role == "assistant" and turn.get("weight") == 0:  # in OpenAI's files: not to be learned
+            repairs["answers of weight 0 kept"] += 1
         messages.append(Message(role, content, ids))
     return messages
 

@@ -58,10 +58,7 @@ def benchmark(config: BenchmarkConfig, out: str | os.PathLike) -> dict[str, Any]
         console.print(f"[yellow]timings will be poor:[/] {warning}", highlight=False, soft_wrap=True)
     target = load_for_decoding(config.target, dtype=config.dtype, device=config.device)
     if not config.skip_long:
-        try:
-            check_lengths(target, tasks, config.max_new_tokens)
-        except UserError as error:
-            raise UserError(f"without --skip-long: {error}") from None
+        check_lengths(target, tasks, config.max_new_tokens)
     first = tasks[0].prompts[0].token_ids(target.tokenizer)
     stock = load_stock(target, config.dtype == "auto", first, out)
     methods = Methods(target, config.methods, stock)

@@ -199,8 +199,8 @@ class MeasurementLog:
 
 
 def check_lengths(target: FrozenTarget, tasks: Sequence[Task], max_new_tokens: int) -> None:
-    """Require all prompts to fit the target, before anything is measured; of a later chat turn its answers
-    are unknown and count as empty.
+    """Require all prompts to fit the target, before anything is measured; the answers before a later chat
+    turn are unknown, and a dot takes the place of each.
 
     Raises:
         UserError: one does not; names it.
@@ -208,7 +208,7 @@ def check_lengths(target: FrozenTarget, tasks: Sequence[Task], max_new_tokens: i
     for task in tasks:
         for prompt in task.prompts:
             earlier = min(task.turns, len(prompt.turns)) - 1
-            ids = prompt.token_ids(target.tokenizer, [""] * earlier)
+            ids = prompt.token_ids(target.tokenizer, ["."] * earlier)  # templates refuse empty ones
             target.check_length(ids, max_new_tokens, f"{task.name}: prompt {prompt.id}")
 
 

@@ -43,9 +43,11 @@ def as_target(target: object, tokenizer: PreTrainedTokenizerBase | None = None) 
             )
         tokenizer = load_tokenizer(target.name_or_path)
     trainable = [weight for weight in target.parameters() if weight.requires_grad]
-    frozen = FrozenTarget(target, tokenizer, target.name_or_path or type(target).__name__)
-    for weight in trainable:  # decoding computes no gradients, but the caller may train the model later
-        weight.requires_grad_(True)
+    try:
+        frozen = FrozenTarget(target, tokenizer, target.name_or_path or type(target).__name__)
+    finally:
+        for weight in trainable:  # decoding computes no gradients, but the caller may train the model later
+            weight.requires_grad_(True)
     limit_threads()
     check_tree_support(frozen)
     return frozen

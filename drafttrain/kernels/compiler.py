@@ -44,45 +44,43 @@ def compile_library(
         raise RuntimeError("no C++ compiler: install g++ or clang++")
     which = Path(compiler).resolve()
     refused = folder / f"refused-{wanted}-{key(which, which.stat().st_mtime_ns, *flags)}"
-    if os.path.exists(refused):  # already reported by an earlier run
-        raise CompilerError(refused.read_text(encoding="utf-8"))
-    how_often, lock = "once", contextlib.ExitStack()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
-            raise OSError(errno.EACCES, "no library can be loaded from it")
-        lock.enter_context(FileLock(folder.parent / f".{name}.lock"))  # of several ranks one compiles
+    how_often = "once"
+    with contextlib.ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+                raise OSError(errno.EACCES, "no library can be loaded from it")
+            scratch = tempfile.mkdtemp(dir=folder)
+            held.callback(shutil.rmtree, scratch, ignore_errors=True)
+            held.enter_context(FileLock(folder / f".{name}.lock"))  # of several ranks one compiles
+        except OSError as error:
+            held.close()
+            how_often = f"at every start: {folder} cannot be used ({error.strerror}); set DRAFTTRAIN_CACHE"
+            folder = Path(scratch := tempfile.mkdtemp())
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        if os.path.exists(refused):  # already reported by an earlier run, or by another rank
+            raise CompilerError(refused.read_text(encoding="utf-8"))
         if is_loadable(place):
-            lock.close()
             return place
-        scratch = tempfile.mkdtemp(dir=folder)
-    except OSError as error:
-        how_often = f"at every start: {folder} cannot be used ({error.strerror}); set DRAFTTRAIN_CACHE"
-        folder = Path(scratch := tempfile.mkdtemp())
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    print(f"kernels: compiling for {wanted}, {how_often}", file=sys.stderr)
-    built = Path(scratch) / name
-    try:
-        compiled = [source for source in sources if source.suffix == ".cpp"]
-        compiled.sort(key=lambda source: -source.stat().st_size)  # what takes longest is started first
-        objects = {str(source): f"{scratch}/{source.stem}.o" for source in compiled}
-        commands = [[*flags, "-c", source, "-o", to] for source, to in objects.items()]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda arguments: _compile(compiler, arguments), commands))
-        _compile(compiler, ["-shared", "-pthread", *objects.values(), "-o", str(built)])
-        with open(built, "rb+") as file:
-            os.fsync(file.fileno())  # half a library would crash a process that loads it
-        os.replace(built, folder / name)
-    except CompilerError as error:
-        nothing = ["-c", "-x", "c++", os.devnull, "-o", str(built)]
-        if _accepts(compiler, [*plain, *nothing]) and not _accepts(compiler, [*flags, *nothing]):
-            with contextlib.suppress(OSError):  # it does not know the instruction set
-                refused.write_text(str(error), encoding="utf-8")
-        raise
-    finally:
-        if Path(scratch) != folder:
-            shutil.rmtree(scratch, ignore_errors=True)
-        lock.close()
+        print(f"kernels: compiling for {wanted}, {how_often}", file=sys.stderr)
+        built = Path(scratch) / name
+        try:
+            compiled = [source for source in sources if source.suffix == ".cpp"]
+            compiled.sort(key=lambda source: -source.stat().st_size)  # what takes longest is started first
+            objects = {str(source): f"{scratch}/{source.stem}.o" for source in compiled}
+            commands = [[*flags, "-c", source, "-o", to] for source, to in objects.items()]
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(lambda arguments: _compile(compiler, arguments), commands))
+            _compile(compiler, ["-shared", "-pthread", *objects.values(), "-o", str(built)])
+            with open(built, "rb+") as file:
+                os.fsync(file.fileno())  # half a library would crash a process that loads it
+            os.replace(built, folder / name)
+        except CompilerError as error:
+            nothing = ["-c", "-x", "c++", os.devnull, "-o", str(built)]
+            if _accepts(compiler, [*plain, *nothing]) and not _accepts(compiler, [*flags, *nothing]):
+                with contextlib.suppress(OSError):  # it does not know the instruction set
+                    refused.write_text(str(error), encoding="utf-8")
+            raise
     return folder / name
 
 

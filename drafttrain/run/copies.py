@@ -45,7 +45,9 @@ def share_folder(twin: Path, folder: Path, links: bool) -> float:
         how = {"copy_function": _link if links else shutil.copy2, "ignore": shutil.ignore_patterns(".states")}
         try:
             shutil.copytree(twin, copy, dirs_exist_ok=True, **how)
-        except (FileNotFoundError, shutil.Error):
+        except (FileNotFoundError, shutil.Error) as error:
+            if read_record(twin) == record and all(os.path.exists(source) for source, *_ in _failed(error)):
+                raise  # such as a full disk
             raise changed from None
         if record is None or read_record(twin) != record:  # which goes first if it is made again
             raise changed
@@ -108,6 +110,11 @@ def set_aside(folder: Path, names: Sequence[str], place: Path, marker: Path) -> 
             yield name, free / name
     write_json(marker, {name: record[name] for name in ("made_from", "wall_seconds")})
     (folder / RECORD).unlink()
+
+
+def _failed(error: OSError) -> list[tuple[str, str, str]]:
+    """Return source, target and reason of each file that `copytree` could not copy."""
+    return error.args[0] if isinstance(error, shutil.Error) else [(error.filename, "", "")]
 
 
 def _link(source: str, target: str) -> None:

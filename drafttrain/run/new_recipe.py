@@ -66,14 +66,15 @@ def new_recipe(
     most = min(positions, 2 * LENGTH)  # a target that is not a local folder has unknown positions
     short = [prompt for prompt in prompts if len(prompt.encode()) <= most and not is_common(prompt)]
     taken = spread(short, min(MOST_HELD_OUT, len(short) // SPACING))
+    keep_answers = keep_answers or not prompts  # documents have nothing to answer
     text = _render(
         target=target,
-        chats=[path for path in chats if path not in documents] or chats,
+        chats=chats if keep_answers else [path for path in chats if path not in documents],
         documents=documents,
         file=shlex.quote(str(file)),
         kind=kind,
         length=min(LENGTH, positions),
-        keep_answers=keep_answers or not prompts,  # documents have nothing to answer
+        keep_answers=keep_answers,
         prompts=str(held_out) if taken else None,
         epochs=3 if n >= FEW else 10,
         tree="chain:length=3" if kind == "medusa" else "timed",

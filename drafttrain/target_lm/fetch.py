@@ -103,9 +103,9 @@ def _make(
         record = read_record(folder)
         return record is not None and {"format": FORMAT, **wanted}.items() <= record.items()
 
-    if is_there():  # without the lock, which a cache that is read-only or another user's does not grant
-        return folder
     try:
+        if is_there():  # without the lock, which a cache that is read-only or another user's does not grant
+            return folder
         _targets().mkdir(parents=True, exist_ok=True)
         with FileLock(_targets() / f".{fingerprint(str(folder))}.lock"):
             if is_there():

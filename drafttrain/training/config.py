@@ -54,7 +54,7 @@ class TrainingConfig:
         save_steps: optimizer steps between checkpoints.
         save_total_limit: checkpoints kept.
         seed: seed of initialization, order and block masks. null: the recipe's seed.
-        bf16: compute in bf16 (autocast); weights stay fp32. "auto": unless the target is in float32 here; a
+        bf16: compute in bf16 (autocast); weights stay fp32. "auto": if the target is in bf16 here; a
             training keeps the dtype it was begun in.
         report_to: "wandb" or "none".
         wandb_mode: "offline" needs no account; "online" uploads.

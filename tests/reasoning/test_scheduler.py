@@ -1094,7 +1094,7 @@ def test_drawn_trees_that_cannot_be_are_refused(loaded):
         SampledTreePolicy(k_config=())
     with pytest.raises(UserError, match="k_config: .*>= 1"):
         parse_policy("drawn:k_config=2-0")
-    with pytest.raises(UserError, match=r"ngram\+ must join a tree of most probable tokens"):
+    with pytest.raises(UserError, match=r"must be a deterministic one after ngram\+, got drawn candidates"):
         HybridProposer(SelfDraft(SelfDraftConfig(), 512), TreeProposer(loaded.drafter, parse_policy(DRAWN)))
 
 

@@ -142,6 +142,9 @@ def test_documents_beside_chats_are_trained_on(chats):
     recipe = load_recipe("own.yaml")
     assert [source.path for source in recipe.regenerate.sources] == ["chats.json"]
     assert [source.path for source in recipe.corpus.sources] == ["text.txt"]
+    Path("own.yaml").unlink()
+    assert main(["new-recipe", *words, "--keep-answers"]) == 0
+    assert [source.path for source in load_recipe("own.yaml").corpus.sources] == ["chats.json", "text.txt"]
 
 
 def test_prompts_that_any_chat_may_hold_are_not_held_out(chats):

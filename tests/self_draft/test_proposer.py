@@ -353,7 +353,7 @@ def test_the_most_probable_nodes_of_both_are_verified(edd, prompts, corpus, prom
 
 
 @torch.no_grad()
-def test_nan_of_the_drafter_leaves_the_text_as_it_is(edd, prompts, corpus):
+def test_nan_of_the_drafter_leaves_the_text_unchanged(edd, prompts, corpus):
     target, drafter = edd
     target.tap(drafter.config.tapped_blocks)
     spoiled = EddModel(drafter.config).eval()
