@@ -382,9 +382,8 @@ def _load(
         with torch.random.fork_rng(devices=[]):  # a small LM is initialized before its weights are read
             target = as_target(model, tokenizer) if target is None else target
             if drafter is None:
-                require(
-                    tree is None and calibration is None, "drafter", "given with tree or calibration", None
-                )
+                is_alone = tree is None and calibration is None
+                require(is_alone, "drafter", "given with tree or calibration", None)
                 decoder = SpeculativeDecoder.self_draft(target, ngrams)
             else:
                 decoder = SpeculativeDecoder.from_pretrained(
