@@ -106,7 +106,7 @@ class PipelineDecoder:
     def __init__(self, config: PipelineConfig, rank: int | None = None):
         config.check()
         self.config, self.rank = config, _rank(config) if rank is None else rank
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", config.world_size))  # ranks on this machine
+        here = int(os.environ.get("LOCAL_WORLD_SIZE") or config.world_size)  # ranks on this machine
         self.threads = config.stages.threads or max(1, usable_cores() // here)
         if config.link is not None and here != config.world_size:
             raise UserError(

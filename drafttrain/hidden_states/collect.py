@@ -427,8 +427,8 @@ def _wait(missing: Callable[[], int], message: str) -> None:
 
 
 def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+    return int(os.environ.get("RANK") or 0)
 
 
 def _world() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ.get("WORLD_SIZE") or 1)

@@ -157,7 +157,7 @@ def _compared(work: Work, ms: Milliseconds, one: str, other: str) -> str:
 
 
 def _is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    return (os.environ.get("RANK") or "0") == "0"
 
 
 def _report(line: str) -> None:

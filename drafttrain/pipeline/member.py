@@ -26,7 +26,7 @@ def own_device(name: str) -> torch.device:
     them if there are more ranks than GPUs."""
     if name == "cpu" or not torch.cuda.is_available():
         return CPU
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0) % torch.cuda.device_count())
 
 
 @dataclass(frozen=True)

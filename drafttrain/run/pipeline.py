@@ -67,7 +67,7 @@ def pipeline(args: argparse.Namespace) -> int | None:
         return show_plan(config)
     if "calibrate" in args and config.drafter is None:
         raise UserError(f"{args.recipe}: drafter: must be set for --calibrate, got null; name a bundle")
-    if os.environ.get("RANK", "0") == "0":  # which writes the results; before any rank starts
+    if (os.environ.get("RANK") or "0") == "0":  # which writes the results; before any rank starts
         make_out(config.out)
         if not Path(config.prompts).exists():
             got = f"{config.prompts}, which does not exist"

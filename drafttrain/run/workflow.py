@@ -119,7 +119,7 @@ class Workflow:
         self.again = {self._stage(name).name for name in again}
         self.output = Path(recipe.output)
         # With several ranks (deepspeed, torchrun) each runs the stage, but only the first writes records.
-        self.is_first_rank = int(os.environ.get("RANK", "0")) == 0
+        self.is_first_rank = int(os.environ.get("RANK") or 0) == 0
         self.console = console or Console(quiet=not self.is_first_rank)
         self.hashes = Hashes(self.output / HASHES)
 
@@ -212,7 +212,7 @@ class Workflow:
 
     def _execute(self, decision: Decision) -> None:
         stage, marker = decision.stage, self._marker(decision.stage)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not stage.ranks:
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1 and not stage.ranks:
             raise UserError(
                 f"{stage.name}: must run in one process, got several; run it before you launch them"
             )
@@ -257,7 +257,7 @@ class Workflow:
 
     def _twin(self, stage: Stage, made_from: dict[str, Any]) -> Path | None:
         """Return a finished folder that a sibling run has made from the same inputs, or None."""
-        if not stage.shared or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if not stage.shared or int(os.environ.get("WORLD_SIZE") or 1) > 1:
             return None
         from drafttrain.run.copies import find_twin
 

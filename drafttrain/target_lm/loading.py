@@ -202,7 +202,7 @@ def _is_causal(class_name: str) -> bool:
 
 def _device(device: str) -> torch.device:
     if device in ("auto", "cuda") and torch.cuda.is_available():  # each process of a launch has its own
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0))
     if device == "auto":
         return CPU
     try:

@@ -43,7 +43,7 @@ def check_same_launch(config: TrainingConfig, checkpoint: Path) -> None:
             by another number of processes.
     """
     theirs, ours = any(checkpoint.glob("global_step*")), config.deepspeed is not None
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = int(os.environ.get("WORLD_SIZE") or 1)
     computed = read_json(checkpoint / COMPUTED) if (checkpoint / COMPUTED).exists() else {}
     begun = computed.get("processes", processes)
     words = None

@@ -625,6 +625,13 @@ def test_one_process_at_a_time(recipe, fakes):
     assert run(recipe, fakes)[0] == ["words", "upper", "last"]
 
 
+def test_an_empty_rank_is_none(recipe, fakes, monkeypatch):
+    """As after `export RANK=$OMPI_COMM_WORLD_RANK` without mpirun."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    assert run(recipe, fakes)[0] == ["words", "upper", "last"]
+
+
 def test_second_rank_runs_the_stage_and_writes_no_record(recipe, fakes, monkeypatch):
     run(recipe, fakes, only="words")
     monkeypatch.setenv("WORLD_SIZE", "2")
