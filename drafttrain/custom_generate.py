@@ -295,7 +295,7 @@ class Loaded:
         ngrams: str | None,
         calibration: str | None,
     ) -> SpeculativeDecoder:
-        """Return the decoder for these arguments, loaded again if the model's head, device, dtype, forward or
+        """Return the decoder for these arguments, loaded again if the model's head, device, dtype, forward,
         hooks or the files of a folder have changed, or if `tree` is another policy of the same `repr`.
 
         Raises:

@@ -25,7 +25,7 @@ class MethodSpec:
     Attributes:
         name: its name in the tables.
         source: folder or Hub id of a bundle, or of the model of `assistant`; None for those without files.
-        tree: growth policy, `ngram` or `ngram+POLICY`. None: the tree that the bundle recommends.
+        tree: growth policy, `ngram` or `ngram+POLICY`. None: the bundle's tree.
     """
 
     name: str

@@ -40,7 +40,7 @@ def share_folder(twin: Path, folder: Path, links: bool) -> float:
         UserError: the folder changes meanwhile, because its own run makes it again.
     """
     begun, record = time.monotonic(), read_record(twin)
-    changed = UserError(f"{twin}: must stay as it is while it is copied, got changes; repeat the command")
+    changed = UserError(f"{twin}: must not change while it is copied, got changes; repeat the command")
     with new_folder(folder) as copy:
         how = {"copy_function": _link if links else shutil.copy2, "ignore": shutil.ignore_patterns(".states")}
         try:

@@ -175,7 +175,7 @@ def train(
     }
     rows = packed["train"]
     if (longest := max(one.longest for one in packed.values())) > (most := target.positions):
-        raise UserError(f"corpus.max_length: must be <= {most}, what the target has, got {longest}; lower it")
+        raise UserError(f"corpus.max_length: must be <= {most}, the target's limit, got {longest}; lower it")
     resume, before = _checkpoint(config, out / "checkpoints")
     config = settle_bf16(config, target, resume)
     validation = Validation(config, target, packed["validation"])

@@ -26,7 +26,7 @@ def test_a_folder_that_changes_while_it_is_copied_is_refused(lost, tmp_path, mon
 
     with (
         monkeypatch.context() as patch,
-        pytest.raises(UserError, match="twin: must stay as it is while it is"),
+        pytest.raises(UserError, match="twin: must not change while it is copied, got"),
     ):
         patch.setattr(shutil, "copy2", copy)
         share_folder(twin, tmp_path / "copy", links=False)

@@ -111,7 +111,7 @@ def test_documents_beyond_the_positions_of_the_target_are_refused(run_training, 
     folder = shutil.copytree(target_folder, tmp_path / "short")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16}))
-    with pytest.raises(UserError, match="corpus.max_length: must be <= 16, what the target has, got"):
+    with pytest.raises(UserError, match="corpus.max_length: must be <= 16, the target's limit, got"):
         run_training(target=folder, max_steps=1)
 
 
