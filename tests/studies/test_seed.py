@@ -55,6 +55,9 @@ def test_every_row_of_table_1_has_a_tree_of_the_papers_shape():
             for one in names:
                 assert parse_policy(one.tree).k_config == k_config
         assert {one.scheduler.sequences for one in rows} == {1, 3}
+        settings = [(one.tree, one.scheduler) for one in rows]
+        assert all(settings.count(one) == 1 for one in settings)  # no row twice
+        assert set(table1.TUNED) <= {one.tree for one in rows}
 
 
 def test_seconds_per_token_are_medians_over_repeats():
@@ -73,7 +76,7 @@ def test_table_1_is_of_problems_that_all_methods_have_grown():
     rows = table1.summary(trees + begun)
     assert (rows["gsm8k"]["problems"], rows["gsm8k"]["repeats"]) == (1, 1)
     assert "| gsm8k | SD (1, 1, 1) | 1.50 | 1.50 to 1.50 | 50.0 | 1.50 |" in table1.table(rows)
-    assert "SEED tuned" not in table1.summary(begun)["gsm8k"] and table1.summary(begun[1:]) == {}
+    assert "SEED (4, 2, 1, 1)" not in table1.summary(begun)["gsm8k"] and table1.summary(begun[1:]) == {}
 
 
 def test_the_committed_table_1_is_that_of_its_trees(monkeypatch):
