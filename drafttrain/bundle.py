@@ -26,8 +26,6 @@ if TYPE_CHECKING:  # a bundle without them does not import them
     from drafttrain.self_draft.proposer import SelfDraft
     from drafttrain.trees.costs import Costs
 
-DEFAULT_TREE = "chain:length=4"  # for a drafter that has not been evaluated
-
 
 @dataclass
 class Bundle:
@@ -238,7 +236,7 @@ def load_bundle(
     if ngrams is None and any((folder / name).is_file() for name in SELF_DRAFT):
         ngrams = folder
     self_draft = None if ngrams is None else _self_draft(target, ngrams)
-    tree = results.get("tree") or DEFAULT_TREE
+    tree = results.get("tree") or f"chain:length={min(4, drafter.max_depth or 4)}"  # not evaluated yet
     parts = target, drafter, tree, calibration, fingerprints, loaded, self_draft
     return Bundle(*parts, str(path), is_given)
 

@@ -60,7 +60,6 @@ from drafttrain.utils.threads import usable_cores
 
 SAFETENSORS = "*.safetensors"
 ROOM = 2048  # tokens that KV caches are allocated for while prompts are not known
-LOADING = 3600.0  # seconds to wait while other ranks load their weights
 DTYPES = torch.float32, torch.bfloat16
 MODES: dict[str, Callable] = {"pipedec": pipedec, "stpp": stpp, "pp": pp, "slm": slm}
 
@@ -133,7 +132,7 @@ class PipelineDecoder:
             self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
             self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
             self.me = load_member(config, self.place, self.dtype, self.rank, self.room)
-        self.ranks.meet(LOADING)
+        self.ranks.meet()
         with self._or_leave():
             self._compare()
         self.me.stage_pace, self.me.draft_pace = Pace.of_stages(config.pace), Pace.of_drafts(config.pace)
@@ -142,7 +141,7 @@ class PipelineDecoder:
         if config.stages.blocks == "measured":
             with self._or_leave():
                 self._balance()
-            self.ranks.meet(LOADING)
+            self.ranks.meet()
         if config.probe:
             ids = probe_ids(self.place)
             found = self.ranks.channel().run(probe(self.me, ids))

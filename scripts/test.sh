@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the whole repository, on any machine with Python 3.10 or newer:
+# Checks the whole repository, on any machine with Python 3.11 or newer:
 #
 #   bash scripts/test.sh [tests/target_lm …]
 #

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +304,7 @@ def measured_at(row: dict[str, Any]) -> datetime:
     try:
         return datetime.strptime(row.get("measured", ""), MEASURED)
     except ValueError:
-        return datetime.min.replace(tzinfo=timezone.utc)
+        return datetime.min.replace(tzinfo=UTC)
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:

@@ -26,7 +26,7 @@ def write_gguf_file(
     pre: str | None = "smollm",
     quantization: dict[str, str] | None = None,
     replace: dict[str, numpy.ndarray | None] | None = None,
-    metadata: dict[str, str | bool | float] | None = None,
+    metadata: dict[str, str | bool | float | int] | None = None,
     unused: int = 0,
 ) -> Path:
     """Writes a model and its byte-level tokenizer.
@@ -73,7 +73,13 @@ def write_gguf_file(
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_chat_template(tokenizer.chat_template)
     for key, value in (metadata or {}).items():
-        add = {bool: writer.add_bool, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add = {
+            bool: writer.add_bool,
+            float: writer.add_float32,
+            str: writer.add_string,
+            int: writer.add_uint16,
+        }
+        add = add[type(value)]
         add(key, value)
 
     names = get_tensor_name_map(ARCHITECTURES[architecture], config.num_hidden_layers)

@@ -13,6 +13,7 @@ from drafttrain.bundle import find_bundle, load_bundle
 from drafttrain.classifier.model import Classifier
 from drafttrain.drafters.config import DrafterConfig
 from drafttrain.drafters.edd import EddConfig, EddModel
+from drafttrain.drafters.new import new_drafter
 from drafttrain.export.config import ExportConfig
 from drafttrain.export.write import export
 from drafttrain.target_lm.loading import load_target
@@ -142,6 +143,11 @@ def test_without_an_evaluation(trained_folder, target, tmp_path):
     bundle = export(ExportConfig(), trained_folder / "drafter", tmp_path / "bundle")
     assert load_bundle(bundle, target=target).tree == "chain:length=4"
     assert "Nothing has been measured yet." in (bundle / "README.md").read_text()
+
+
+def test_a_default_tree_is_no_deeper_than_the_drafter_drafts(target, tmp_path):
+    new_drafter(target, DrafterConfig(kind="medusa", heads=2), torch.arange(300)).save_pretrained(tmp_path)
+    assert load_bundle(tmp_path, target=target).tree == "chain:length=2"
 
 
 def test_a_trained_folder_is_a_bundle_too(trained_folder, target):

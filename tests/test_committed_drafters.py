@@ -38,7 +38,7 @@ def test_the_function_for_transformers_is_that_of_new_bundles(name):
         assert (ROOT / "model_cards" / name / file).read_bytes() == content
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", sorted(OTHERS))
 def test_drafters_of_other_targets_are_whole(name):
     folder = ROOT / "model_cards" / name
     settings, log = read_json(folder / "config.json"), read_json(folder / "training_log.json")

@@ -63,12 +63,13 @@ def test_texts_are_those_of_one_process(alone, tiny_target_folder, tiny_bundle):
     assert one.token_ids == decoder.autoregressive(PROMPTS[1], 5, sampling=sampling).token_ids
 
 
-def test_mistakes_are_one_line(alone, tiny_target_folder, monkeypatch):
+def test_mistakes_are_one_line(alone, tiny_target_folder, tiny_bundle, monkeypatch):
     with pytest.raises(UserError, match="drafter: must be set for mode pipedec, got null"):
         PipelineDecoder(config(tiny_target_folder, mode="pipedec"))
     threads = torch.get_num_threads()
-    with pytest.raises(UserError):
-        PipelineDecoder(config("nowhere", stages=StagesConfig(ranks=1, threads=threads + 1)))
+    many = StagesConfig(ranks=1, threads=threads + 1)
+    with pytest.raises(UserError, match="children: must be"):  # found once the threads are set
+        PipelineDecoder(config(tiny_target_folder, tiny_bundle, "pipedec", children=100_000, stages=many))
     assert torch.get_num_threads() == threads
     with PipelineDecoder(config(tiny_target_folder)) as pipeline:
         with pytest.raises(

@@ -51,6 +51,24 @@ def test_any_compiler_will_do(checkout, name):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_an_environment_of_another_folder_is_made_again(checkout):
+    """The scripts of an environment name its folder, so a clone that was moved needs a new one."""
+    (checkout / "bin/c++").symlink_to(shutil.which("true"))
+    activate = checkout / ".venv/bin/activate"
+    for place, again in ((checkout / ".venv", ""), ("/somewhere/else/.venv", "/somewhere/else/.venv")):
+        activate.write_text(f'# sets\nVIRTUAL_ENV="{place}"\nexport VIRTUAL_ENV\n')
+        done = set_up(checkout, "true")  # makes nothing
+        assert ("making .venv again: it was made as" in done.stderr) == bool(again)
+        assert again in done.stderr
+
+
+def test_an_interpreter_may_have_a_space_in_its_path(checkout):
+    (checkout / "bin/c++").symlink_to(shutil.which("true"))
+    (checkout / "my python").symlink_to(sys.executable)
+    done = set_up(checkout, str(checkout / "my python"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_fresh_clone_gets_an_environment(checkout):
     """Makes .venv, installs torch before drafttrain, and leaves the mark of what is installed."""
     (checkout / ".venv").rename(checkout / "installed")  # what `python -m venv` will make
@@ -68,4 +86,4 @@ def test_a_fresh_clone_gets_an_environment(checkout):
     assert done.stderr == "setup: installing into .venv; this takes some minutes the first time\n"
     assert (checkout / ".venv/installed").read_text() == "wanted\n"
     installs = [line for line in (checkout / "calls").read_text().splitlines() if " install " in line]
-    assert [line.split()[-1] for line in installs] == ["torch>=2.8,<2.14", ".[test]"]
+    assert [line.split()[-1] for line in installs] == ["pip>=23.1", "torch>=2.8,<2.14", ".[test]"]

@@ -18,7 +18,8 @@ class CalibrateConfig:
 
     Attributes:
         prompts: prompts to decode; none of a benchmark.
-        quick: calibrate in some seconds on built-in prompts, as decoding does where it needs costs.
+        quick: calibrate in some seconds on built-in prompts, as decoding does where it needs costs. The keys
+            below have no effect then, except `busy`.
         max_new_tokens: tokens decoded per prompt at most.
         rounds: measurements of each size.
         width: children of an expanded node in trees.

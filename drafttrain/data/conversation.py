@@ -25,8 +25,9 @@ class Conversation:
 
     @property
     def asked(self) -> list[str]:
-        """Return the texts that may hold an evaluation prompt: user turns, documents, the tree's problem."""
-        turns = [message.content for message in self.messages if message.role in ("user", "text")]
+        """Return the texts that may hold an evaluation prompt: turns that are no answers, documents, the
+        problem of a tree."""
+        turns = [message.content for message in self.messages if message.role != "assistant"]
         return turns + ([self.tree_of] if self.tree_of else [])
 
     @property

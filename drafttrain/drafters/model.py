@@ -141,6 +141,10 @@ class DraftModel(PreTrainedModel, ABC):
 
             pack_linears(self, self._same_input)
 
+    def save_pretrained(self, *args, **kwargs) -> None:
+        """Save under the model's own names, which training reads: a MoE's experts stay joined."""
+        super().save_pretrained(*args, **{"save_original_format": False} | kwargs)
+
     def finish(self) -> None:
         """Prepare for saving after training: round matrices stored in int8 to their stored values."""
         if self.config.head_dtype or self.config.layers_dtype:

@@ -75,7 +75,8 @@ class TaskSpec:
         Raises:
             UserError: it is something else.
         """
-        name, source = _named(text)
+        is_file = not ("=" in text or "/" in text)  # of the working directory
+        name, source = (text.partition(".")[0], text) if is_file else _named(text)
         if not name or not source or name == ALL or "/" in name:
             raise UserError(
                 f"--task: must be [NAME=]FILE or [NAME=]{HUB}org/dataset with a name without / and other "

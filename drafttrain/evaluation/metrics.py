@@ -122,7 +122,8 @@ class Row:
         accept_rate: accept_len per layer of tree.
         steps: target forwards after the prompt's.
         verify_tokens: draft tokens sent to the target; verify_per_step: the same per step.
-        acceptance_by_depth: share of judged drafts at depth 1, 2, … that were accepted.
+        acceptance_by_depth: of the steps in which drafts at depth 1, 2, … were judged, the share in which one
+            was accepted.
         time_split: shares of time in prefill, drafting, the target's modules, and everything else.
         outside_share: share of the steps' time outside forwards of target and drafter.
         peak_bytes: most memory in use during any of its runs.

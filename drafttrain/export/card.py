@@ -13,10 +13,11 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from jinja2 import Template, UndefinedError
 
-from drafttrain.bundle_files import CARD, CONFIG, CONTENTS, EVALUATION, LOG, README, WEIGHTS, read_evaluation
+from drafttrain.bundle_files import CARD, CONFIG, EVALUATION, LOG, README, WEIGHTS, read_evaluation
 from drafttrain.calibration.calibration import CONTEXT, Calibration
 from drafttrain.calibration.calibration import FILE as CALIBRATION
 from drafttrain.export.config import ExportConfig
+from drafttrain.hub import CONTENTS
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import read_json
 from drafttrain.utils.shares import below_all
@@ -141,6 +142,7 @@ def _card(folder: Path, repo: str | None) -> str:
         published=repo is not None,  # else transformers has to be given the drafter's folder
         base_model=base_model,
         target=target,
+        target_by_path=repo is None and is_path(str(target.get("name"))),  # push writes base_model there
         settings=settings,
         training=training,
         facts=facts,

@@ -21,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 from drafttrain.bundle_files import (
     CLASSIFIER_WEIGHTS,
     CONFIG,
-    CONTENTS,
     EVALUATION,
     README,
     WEIGHTS,
@@ -29,6 +28,7 @@ from drafttrain.bundle_files import (
 )
 from drafttrain.export.card import is_hub_id, missing_facts, model_card, read_facts, read_settings
 from drafttrain.export.remote import remote_files
+from drafttrain.hub import CONTENTS
 from drafttrain.self_draft.corpus_cache import DATA as NGRAM_DATA
 from drafttrain.self_draft.corpus_cache import FILE as NGRAMS
 from drafttrain.self_draft.corpus_cache import CorpusCache

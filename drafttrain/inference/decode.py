@@ -81,7 +81,7 @@ class Row:
 
     def add(self, tokens: list[int], stop: Collection[int]) -> None:
         """Emit the tokens up to and including the first in `stop`; callers keep them within the limit."""
-        end = next((i for i, token in enumerate(tokens, 1) if token in stop), None)
+        end = next((i for i, token in enumerate(tokens, 1) if token in stop and token != NOT_FINITE), None)
         self.tokens = tokens[:end]
         if end:
             self.finish_reason = "stop"

@@ -72,10 +72,13 @@ def draw_logits(
         pointers = (one.data_ptr() for one in (factors, shares, sums, tokens))
         native.draws(rows.data_ptr(), *rows.shape, *pointers)
         return tokens, sums
-    scaled = logits.float() * (1 / temperature)[:, None]  # [S, V]
-    best, tokens = scaled.max(-1)
+    factors = (1 / temperature).float()  # [S]
+    best, tokens = logits.float().max(-1)
+    # from the maximum, as products with it would be rounded by more than 1 at very low temperatures
+    scaled = (logits.float() - best[:, None]) * factors[:, None]  # [S, V]
     drawn = draw(torch.softmax(scaled, dim=-1), uniform.double())
-    return torch.where(best.isfinite(), drawn, tokens), scaled.double().logsumexp(-1)
+    log_mass = scaled.double().logsumexp(-1) + best.double() * factors.double()
+    return torch.where(best.isfinite(), drawn, tokens), log_mass
 
 
 def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from drafttrain.utils.errors import UserError, brief
 HEADER = 6
 DTYPES = {2: torch.bfloat16, 4: torch.float}  # of states, by bytes per value: native blocks pass on fp32
 ROOM = 1 << 18  # bytes of a message that arrive during computation; the rest is received on demand
+LOADING = 3600.0  # seconds to wait while other ranks load their weights
 JOINING = 5.0  # seconds after the time limit in which torch's own errors arrive
 CLOSED, LATE = "the connection was closed", "timed out"
 STRANGER = "it does not answer as rank 0; another program may have the port: name another MASTER_PORT"
@@ -193,6 +194,8 @@ class Ranks:
             try:
                 store = _store(rank, world_size, limit)
                 dist.init_process_group("gloo", None, limit, world_size, rank, store)
+                # of its own: in a barrier other ranks than the first wait for as long as the group's limit
+                self._loading = dist.new_group(timeout=datetime.timedelta(seconds=LOADING))
             except RuntimeError as error:
                 if "EADDRINUSE" not in str(error):
                     raise
@@ -208,10 +211,10 @@ class Ranks:
             self._channels[tag] = Channel(self.rank, self.world_size, tag, self.link)
         return self._channels[tag]
 
-    def meet(self, seconds: float) -> None:
-        """Wait up to `seconds` for all ranks, longer than for a message: some load more than others."""
+    def meet(self) -> None:
+        """Wait for all ranks, longer than for a message: some load more than others."""
         with lost_ranks(self.rank, "meet the others, which load their weights"):
-            dist.monitored_barrier(timeout=datetime.timedelta(seconds=seconds))
+            dist.monitored_barrier(self._loading, datetime.timedelta(seconds=LOADING))
 
     def agree(self, what: str, fingerprint: str) -> None:
         """Require that all ranks have the same fingerprint (hexadecimal); all of them raise or none does.

@@ -457,6 +457,11 @@ def _read(folder: Path, sources: Mapping[str, str], tied: bool) -> dict[str, tor
             if gone := sorted(sources - here):
                 raise UserError(f"{folder / path}: no weights for {gone[0]}, unlike {INDEX}; fetch it again")
             read = {s: file.get_tensor(s) for s in sources}
+        if codes := [s for s, one in read.items() if not one.is_floating_point() or one.element_size() < 2]:
+            raise UserError(
+                f"{folder}: weights must be of 16 or 32 bits to be cut, got {read[codes[0]].dtype} in "
+                f"{codes[0]}; use the model's unquantized files"
+            )
         found |= {name: read[source] for name, source in wanted.items() if source in read}
     return found
 

@@ -232,6 +232,8 @@ def _difference(folder: Path, settings: dict[str, Any]) -> tuple[str, Any] | Non
     none has."""
     before = _recorded(folder)["settings"]
     unknown = {"weights", "tokenizer_of"} - before.keys()  # to earlier versions
+    if "weights" in before and "weights" in settings:
+        unknown.add("target")  # the same weights may have another name now
     names = (name for name in {**before, **settings} if name not in unknown)
     other = (name for name in names if before.get(name) != settings.get(name))
     return next(((name, before.get(name)) for name in other), None)

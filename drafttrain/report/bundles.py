@@ -1,7 +1,7 @@
 """The sections from bundles: confidence, costs, training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drafttrain.calibration.calibration import CONTEXT, Calibration, Curve
@@ -34,14 +34,16 @@ def _drafter_panels(bundle: str, calibration: Calibration) -> list[Chart]:
     ]
     charts = [_reliability(f"{bundle}: drafter, {kinds['raw']['all'].tokens} tokens", bins)]
     depths = [depth for depth in kinds["raw"] if depth != "all"]
-    lines = {"accepted": [kinds["raw"][depth].accepted for depth in depths]}
+    lines = [("accepted", [kinds["raw"][depth].accepted for depth in depths])]
     for kind, rows in kinds.items():
-        lines[f"ECE at temperature {temperatures[kind]:g}"] = [rows[depth].ece for depth in depths]
+        name = f"ECE at temperature {temperatures[kind]:g}"
+        # scaled values are of temperatures fitted to each half of the drafts, so they differ at 1 as well
+        name += ", scaled" if kind == "scaled" and temperatures[kind] == 1 else ""
+        lines.append((name, [rows[depth].ece for depth in depths]))
+    xs, few = [float(depth) for depth in depths], [kinds["raw"][depth].tokens < FEW for depth in depths]
     series = [
-        Series(
-            name, i, [*map(float, depths)], ys, [f"{name}, depth {d}: {y:.3f}" for d, y in zip(depths, ys)]
-        )
-        for i, (name, ys) in enumerate(lines.items())
+        Series(name, i, xs, ys, [f"{name}, depth {d}: {y:.3f}" for d, y in zip(depths, ys)], open=few)
+        for i, (name, ys) in enumerate(lines)
     ]
     if depths:
         frame = (0.7, float(depths[-1]) + 0.3), (0.0, 1.0)
@@ -92,6 +94,10 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, tuple[str, float]]) 
         points: of each bundle, the operating point: a name and tokens verified per step, root included.
     """
     section = Section("costs", pairs=True)
+    calibrations = [bundle.calibration for bundle in bundles if bundle.calibration is not None]
+    contexts = sorted({curve.context for one in calibrations for curve in (*one.target, *one.drafter)})
+    styles = {context: number for number, context in enumerate(contexts)}
+    section.legend = [(_context(context), number, True) for context, number in styles.items()]
     for bundle in bundles:
         if (calibration := bundle.calibration) is None:
             continue
@@ -108,9 +114,8 @@ def costs(bundles: Sequence[BundleFiles], points: dict[str, tuple[str, float]]) 
             marks.append((tokens, mark))
         verifying = f"{bundle.name}: the target's forward", "tokens verified (the root included)"
         drafting = f"{bundle.name}: a drafting step", "nodes expanded"
-        section.panels.append(_cost_chart(*verifying, calibration.target, marks))
-        section.panels.append(_cost_chart(*drafting, calibration.drafter, []))
-        section.legend = section.legend or [(s.name, s.style, True) for s in section.panels[0].series]
+        section.panels.append(_cost_chart(*verifying, calibration.target, styles, marks))
+        section.panels.append(_cost_chart(*drafting, calibration.drafter, styles, []))
     return section
 
 
@@ -126,13 +131,24 @@ def _operating_point(calibration: Calibration, name: str, tokens: float) -> tupl
     return sentence, f"{tokens:.1f} tokens, {ms:.1f} ms"
 
 
-def _cost_chart(title: str, label: str, curves: Sequence[Curve], marks: list[tuple[float, str]]) -> Chart:
+def _context(tokens: int) -> str:
+    return f"{tokens} tokens of context"
+
+
+def _cost_chart(
+    title: str,
+    label: str,
+    curves: Sequence[Curve],
+    styles: Mapping[int, int],
+    marks: list[tuple[float, str]],
+) -> Chart:
+    """Return a chart of times by size, a line for each context in its style."""
     series = []
-    for number, curve in enumerate(curves):
-        name, xs = f"{curve.context} tokens of context", [float(size) for size in curve.sizes]
+    for curve in curves:
+        name, xs = _context(curve.context), [float(size) for size in curve.sizes]
         low, middle, high = ([1000 * s for s in row] for row in (curve.lower, curve.median, curve.upper))
         notes = [f"{name}, {n}: {ms:.2f} ms" for n, ms in zip(curve.sizes, middle)]
-        series.append(Series(name, number, xs, middle, notes, low=low, high=high, small=True))
+        series.append(Series(name, styles[curve.context], xs, middle, notes, low=low, high=high, small=True))
     last = max([x for s in series for x in s.xs] + [tokens for tokens, _ in marks])
     y_range = span([y for s in series for y in s.high], 0.0)
     return Chart(title, series, label, "ms", (1.0, last), y_range, log_x=True, marks=marks)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import shlex
 import types
 import typing
@@ -139,3 +140,26 @@ def _default(item: dataclasses.Field) -> str:
     if default is dataclasses.MISSING:
         return "required"
     return "null" if default is None else str(default)
+
+
+def explain_type(message: str) -> str:
+    """Shorten jsonargparse's message of several lines to one: which key, what was expected and what given."""
+    key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
+    if missing := re.search(r"arguments are required: (.+)", message):
+        names = [name.strip() for name in missing[1].split(",")]
+        return "missing " + ", ".join(f"{key}.{name}" if key else name for name in names)
+    expected = re.findall(r"Expected (?:an? )?(.+?)(?:\. Got value: .*)?$", message, re.MULTILINE)
+    given = re.findall(r"(?:Got value|Given value): (.*)", message)
+    if not (key and expected and given):
+        return " ".join(message.split())
+    expected = [_plain_type(text) for text in expected]
+    return f"{key}: must be {' or '.join(dict.fromkeys(expected))}, got {given[-1].strip()}"
+
+
+def _plain_type(text: str) -> str:
+    """Return Python's name of a type in plain words."""
+    if choices := re.fullmatch(r"typing\.Literal\[(.+)\]", text):
+        return f"one of {choices[1]}".replace("'", "")
+    name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+    return {**words, "NoneType": "null", "list": "a list"}.get(name, name)

@@ -72,7 +72,7 @@ def pipeline(args: argparse.Namespace) -> int | None:
         if not Path(config.prompts).exists():
             got = f"{config.prompts}, which does not exist"
             raise UserError(f"{args.recipe}: prompts: must be a file or a folder, got {got}; name another")
-    if "RANK" not in os.environ:
+    if not os.environ.get("RANK"):
         if config.world_size > (os.cpu_count() or 1):  # whose start takes minutes
             from drafttrain.pipeline_decoder import cut
             from drafttrain.target_lm.loading import load_config, resolve_target

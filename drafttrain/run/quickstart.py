@@ -185,8 +185,16 @@ def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) ->
 
 
 def untouched(overrides: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return the planned values of keys that the user's overrides set neither as a whole nor in part."""
+    """Return the planned values of keys that the user's overrides set neither as a whole nor in part.
+
+    Raises:
+        UserError: an override belongs to a section that the plan leaves out.
+    """
     keys = [key for key, _ in parse_overrides(words)]
+    for key in keys:
+        if (section := key.partition(".")[0]) != key and overrides.get(section, ...) is None:
+            why = f"where {section} does not fit the time"
+            raise UserError(f"--{key}: must be left out {why}, got it; give more --minutes")
 
     def is_touched(planned: str) -> bool:
         return any(f"{a}.".startswith(f"{b}.") for key in keys for a, b in ((key, planned), (planned, key)))

@@ -167,6 +167,8 @@ def load_settings(cls: type[T], path: str | Path, overrides: Sequence[str] = ())
         UserError: as `load_recipe`, and what `check` raises.
     """
     settings = _build(cls, _read_values(cls, Path(path), overrides), str(path))
+    if isinstance(out := getattr(settings, "out", None), str):
+        settings.out = os.path.expanduser(out)
     try:
         settings.check()
     except UserError as error:
@@ -412,7 +414,9 @@ def _build(cls: type, values: dict, where: str) -> Any:
     try:
         parsed = parser.instantiate(parser.parse_object(values))
     except ArgumentError as error:
-        raise UserError(f"{where}: {_explain(str(error))}") from None
+        from drafttrain.run.keys import explain_type  # for a wrong value
+
+        raise UserError(f"{where}: {explain_type(str(error))}") from None
     except UserError as error:  # from a section's own checks
         raise UserError(f"{where}: {error}") from None
     return cls(**vars(parsed))
@@ -424,26 +428,3 @@ def _parser(cls: type) -> ArgumentParser:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls)
     return parser
-
-
-def _explain(message: str) -> str:
-    """Shorten jsonargparse's message of several lines to one: which key, what was expected and what given."""
-    key = ".".join(re.findall(r'Parser key "([^"]+)"', message))
-    if missing := re.search(r"arguments are required: (.+)", message):
-        names = [name.strip() for name in missing[1].split(",")]
-        return "missing " + ", ".join(f"{key}.{name}" if key else name for name in names)
-    expected = re.findall(r"Expected (?:an? )?(.+?)(?:\. Got value: .*)?$", message, re.MULTILINE)
-    given = re.findall(r"(?:Got value|Given value): (.*)", message)
-    if not (key and expected and given):
-        return " ".join(message.split())
-    expected = [_plain_type(text) for text in expected]
-    return f"{key}: must be {' or '.join(dict.fromkeys(expected))}, got {given[-1].strip()}"
-
-
-def _plain_type(text: str) -> str:
-    """Return Python's name of a type in plain words."""
-    if choices := re.fullmatch(r"typing\.Literal\[(.+)\]", text):
-        return f"one of {choices[1]}".replace("'", "")
-    name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
-    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
-    return {**words, "NoneType": "null", "list": "a list"}.get(name, name)

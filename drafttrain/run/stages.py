@@ -105,11 +105,11 @@ def _settle_regeneration(recipe: Recipe, begun: dict[str, Any]) -> Recipe:
 
 def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
     from drafttrain.drafters.check import SUPPORTED_TARGETS
-    from drafttrain.target_lm.loading import resolve_target
+    from drafttrain.target_lm.loading import load_config, resolve_target
 
     place = Path(resolve_target(target_model(recipe)))
     file = place / "config.json"
-    settings = read_json(file) if file.is_file() else {"model_type": SUPPORTED_TARGETS[0]}
+    settings = read_json(file) if place.is_dir() else {"model_type": load_config(str(place)).model_type}
     if not isinstance(settings, dict) or not isinstance(kind := settings.get("model_type"), str):
         raise UserError(f"{file}: must hold a model_type; give a folder that save_pretrained wrote")
     if _is_trained(recipe) and "model" not in recipe.drafter.settings and kind not in SUPPORTED_TARGETS:
@@ -142,6 +142,11 @@ def _corpus(recipe: Recipe, folders: Folders, out: Path) -> dict[str, Any]:
 
     config = dataclasses.replace(recipe.corpus, sources=corpus_sources(recipe, folders))
     report = build_corpus(config, load_tokenizer(target_model(recipe)), out, measured_prompts(recipe))
+    if not report.validation.examples:  # training refuses it, after hours of states
+        raise UserError(
+            f"corpus.validation_fraction: must leave a validation split, got none of {report.train.examples} "
+            "examples; split the text into several documents"
+        )
     return {"train": dataclasses.asdict(report.train), "validation": dataclasses.asdict(report.validation)}
 
 
@@ -369,6 +374,7 @@ STAGES = [
         files=lambda recipe: [*(source.path for source in recipe.corpus.sources), *recipe.corpus.exclude],
         enabled=_is_trained,
         shared=True,
+        described_in=("corpus.json",),
     ),
     Stage(
         name="collect",

@@ -65,6 +65,7 @@ class Stage:
         ranks: whether several processes (deepspeed, torchrun) may run it together.
         summary: names of the figures that go into the run's `summary.json`.
         show: prints the result in a folder when the stage is skipped.
+        described_in: files of its folder that say how it was made; later stages do not depend on them.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Stage:
     ranks: bool = False
     summary: Sequence[str] = ()
     show: Callable[[Path], None] = lambda folder: None
+    described_in: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -297,12 +299,13 @@ class Workflow:
         folder.mkdir(parents=True, exist_ok=True)
         if dataclasses.is_dataclass(figures):
             figures = dataclasses.asdict(figures)
+        files = content_hashes(folder, self.hashes)
         record = {
             "stage": stage.name,
             "fingerprint": fingerprint(decision.made_from),
             "made_from": decision.made_from,
-            "output": content_hash(folder, self.hashes),
-            "files": content_hashes(folder, self.hashes),
+            "output": fingerprint({name: files[name] for name in files if name not in stage.described_in}),
+            "files": files,
             "seed": self.recipe.seed,
             "versions": versions(),
             "git_commit": git_commit(),

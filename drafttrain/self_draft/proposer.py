@@ -170,8 +170,9 @@ class SelfDraft(PerSequence):
             token = draws.randrange(self.vocab_size)
             if token not in self.special and token not in starts:
                 starts.append(token)
-        text = ContextCache(config.longest) if config.context else None
-        drafted = ContextCache(config.longest)
+        followers = max(8, config.width, config.recycle)
+        text = ContextCache(config.longest, followers) if config.context else None
+        drafted = ContextCache(config.longest, followers)
         sources = Sources(text, drafted, self.corpus, self.odds.copy(), config.width)
         return _Sequence([], sources, [[token] for token in starts])
 

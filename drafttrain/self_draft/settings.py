@@ -109,7 +109,7 @@ class SelfDraftSettings:
             if not isinstance(found.machine, dict) or not all(map(_is_number, found.numbers())):
                 raise ValueError
             return found
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        except (AttributeError, IndexError, KeyError, TypeError, UserError, ValueError):
             raise UserError(
                 f"{path}: damaged, or of another version; write it again with drafttrain calibrate"
             ) from None

@@ -10,19 +10,17 @@ one query each: 16 ms a block instead of 165).
 `use` makes it a target's attention implementation, through the interfaces of transformers.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from drafttrain.target_lm.cache import TreeCache
+from drafttrain.utils.errors import UserError
 
 NAME = "drafttrain"
 LONGEST = 384  # queries: with more, repeating the mask for each head of a group costs more than the copies
@@ -38,17 +36,26 @@ class Packed:
 
 
 packed_rows: ContextVar[Packed | None] = ContextVar("packed", default=None)
-_caches: ContextVar[list[tuple[TreeCache, torch.Tensor]] | None] = ContextVar("caches", default=None)
+separate_caches: ContextVar[list[tuple[TreeCache, torch.Tensor]] | None] = ContextVar("caches", default=None)
 IGNORED = torch.ones(
     1, 1, 1, 1, dtype=torch.bool
 )  # passed where this module decides attention: without a mask transformers would make one
 
 
 def use(model: PreTrainedModel) -> None:
-    """Make this the model's attention implementation, if the model uses SDPA and allows a custom one."""
+    """Make this the model's attention implementation, if the model uses SDPA, or attention that takes no tree
+    masks, and allows a custom one.
+
+    Raises:
+        UserError: its attention takes no tree masks, and it allows no custom one.
+    """
     config = model.config.get_text_config()
-    if config._attn_implementation == "sdpa" and model._supports_attention_backend:
+    own = config._attn_implementation or ""
+    takes_no_masks = "flash" in own or "flex" in own
+    if (own == "sdpa" or takes_no_masks) and model._supports_attention_backend:
         config._attn_implementation = NAME
+    elif takes_no_masks:
+        raise UserError(f"attn_implementation: must be sdpa or eager, got {own}; load the model with that")
 
 
 def attends_within_documents(config: PretrainedConfig) -> bool:
@@ -57,67 +64,6 @@ def attends_within_documents(config: PretrainedConfig) -> bool:
     full = all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
     windowed = getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None)
     return config._attn_implementation == NAME and full and not windowed
-
-
-class _Apart(CacheLayerMixin):
-    """Empty layer in place of several caches' layers: the attention function writes and reads those."""
-
-    is_sliding, is_compileable, is_initialized = False, True, True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: each cache allocates its own buffer."""
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
-        return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length
-
-
-@contextmanager
-def over_caches(
-    caches: Sequence[TreeCache], allowed: Sequence[torch.Tensor], dtype: torch.dtype
-) -> Iterator[Cache]:
-    """Let each stretch of one packed row attend to its own cache, inside the block and in this thread. The
-    caches' slots must be open. Yield a placeholder that the model gets as its cache.
-
-    Args:
-        allowed: for each cache the slots that each node sees, bool [B, n, view].
-    """
-    masks = []
-    for seen in allowed:
-        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        masks.append(mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None])  # [B, 1, n, view]
-    token = _caches.set(list(zip(caches, masks)))
-    try:
-        yield Cache(layers=[_Apart() for _ in range(caches[0].n_layers)])
-    finally:
-        _caches.reset(token)
-
-
-def _attend_apart(
-    layer: int, caches: list[tuple[TreeCache, torch.Tensor]], query, key, value, scaling: float | None
-) -> torch.Tensor:
-    """Return attention outputs [1, T, h, d] of q [1, h, T, d] and new k, v [1, kv, T, d], cache by cache."""
-    parts, first = [], 0
-    for cache, mask in caches:
-        batch, _, n, view = mask.shape
-        stretch = slice(first, first + batch * n)
-        q, k, v = (x[0, :, stretch].unflatten(1, (batch, n)).transpose(0, 1) for x in (query, key, value))
-        cache.allocate(k.shape[1], k.shape[3])
-        cache.write(layer, cache.slots, k, v)
-        out = grouped_attention(q, *cache.keys_values(layer, view), mask, scaling)  # [B, n, h, d]
-        parts.append(out.flatten(0, 1))
-        first += batch * n
-    return torch.cat(parts)[None]
 
 
 def grouped_attention(
@@ -156,9 +102,11 @@ def _attend(
             return grouped_attention(q, k, v, mask, scaling)
         return sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, is_causal=causal, **kwargs)[0]
 
-    caches, packed = _caches.get(), packed_rows.get()
+    caches, packed = separate_caches.get(), packed_rows.get()
     if caches is not None:
-        return _attend_apart(module.layer_idx, caches, query, key, value, scaling), None
+        from drafttrain.target_lm.apart import attend_apart  # stock modules over several caches
+
+        return attend_apart(module.layer_idx, caches, query, key, value, scaling), None
     if packed is None:
         return one(query, key, value, attention_mask, is_causal), None
     parts = []

@@ -27,9 +27,9 @@ class CollectConfig:
 
     mode: Literal["online", "offline"] = "online"
     max_disk_gb: float = setting(50.0, gt=0, metadata={"changes_output": False})
-    batch_tokens: int = setting(2048, gt=0)
+    batch_tokens: int = setting(2048, gt=0, metadata={"changes_output": False})
     shard_tokens: int = setting(65536, gt=0)
-    max_skipped: float = setting(0.01, ge=0, le=1)
+    max_skipped: float = setting(0.01, ge=0, le=1, metadata={"changes_output": False})
     tapped_blocks: list[int] | None = None
     kept_in: list[str] = field(default_factory=list, metadata={"changes_output": False})
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"

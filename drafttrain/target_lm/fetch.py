@@ -26,6 +26,7 @@ from drafttrain.utils.errors import UserError, first_line
 from drafttrain.utils.files import cache_dir, fingerprint
 from drafttrain.utils.folders import new_folder
 from drafttrain.utils.hashes import sha256_file
+from drafttrain.utils.locks import lock_folder
 from drafttrain.utils.provenance import versions
 from drafttrain.utils.writing import write_json
 
@@ -106,8 +107,7 @@ def _make(
     try:
         if is_there():  # without the lock, which a cache that is read-only or another user's does not grant
             return folder
-        _targets().mkdir(parents=True, exist_ok=True)
-        with FileLock(_targets() / f".{fingerprint(str(folder))}.lock"):
+        with FileLock(lock_folder() / f"{fingerprint(str(folder))}.lock"):
             if is_there():
                 return folder
             if (read_record(folder) or {}).get("name") != name and folder.exists() and any(folder.iterdir()):

@@ -101,6 +101,10 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, IndexError, KeyError, OSError) as error:
         raise UserError(f"{path}: not a whole GGUF file ({first_line(error)}); download it again") from None
+    if (parts := metadata.get("split.count", 1)) > 1:
+        raise UserError(
+            f"{path}: must be a whole file, got one of {parts} parts; join them with llama-gguf-split --merge"
+        )
     for key in ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens"):
         if key not in metadata:
             raise UserError(f"{path}: no {key} in its metadata; give a GGUF file of a whole language model")
@@ -164,7 +168,7 @@ def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizer
     control = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
     # Without this key, BOS goes in front for these two kinds.
     add_bos = metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre in LLAMA3)
-    return PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         add_bos_token=bool(add_bos),
         add_eos_token=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
@@ -173,6 +177,14 @@ def _load_tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizer
         extra_special_tokens=[token for token in control if token not in special.values()],
         **special,
     )
+    types = metadata.get("tokenizer.ggml.token_type") or []
+    wanted = {tokens.index(token) for token in special.values()}
+    wanted |= {token_id for token_id, kind in enumerate(types) if kind == TokenType.CONTROL}
+    for token_id in sorted(wanted):  # transformers respells some tokens, such as those beyond ASCII
+        if (found := tokenizer.convert_tokens_to_ids(tokens[token_id])) != token_id:
+            name = tokens[token_id]
+            raise UserError(f"{path}: special token {name} must have id {token_id}, got {found}; {ELSEWHERE}")
+    return tokenizer
 
 
 def _without_padding(backend: Tokenizer, tokens: list[str], types: list[int] | None) -> Tokenizer:
@@ -190,6 +202,10 @@ def _without_padding(backend: Tokenizer, tokens: list[str], types: list[int] | N
 
 def _load_model(path: Path, metadata: dict[str, Any], tensors: dict[str, ReaderTensor]) -> PreTrainedModel:
     kind = metadata["general.architecture"]
+    if kind == "llama" and "llama.attention.head_count_kv" not in metadata:
+        raise UserError(  # transformers would leave queries and keys in llama.cpp's order
+            f"{path}: attention.head_count_kv: must be in its metadata, got none; {ELSEWHERE}"
+        )
     scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
     for key in ("scale_linear", "scaling.factor", "scaling.attn_factor"):
         if scaling == "none" and (factor := metadata.get(f"{kind}.rope.{key}", 1.0)) not in (0.0, 1.0):

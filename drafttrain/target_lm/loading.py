@@ -25,6 +25,7 @@ from drafttrain.utils.errors import UserError, first_line
 from drafttrain.utils.threads import limit_threads
 
 CPU = torch.device("cpu")
+MERGE = "merge the adapter into its model first (merge_and_unload of peft, then save_pretrained)"
 STORED = "stored"  # the dtype of the checkpoint, for callers that copy weights instead of computing with them
 
 
@@ -126,13 +127,16 @@ def resolve_target(model: str) -> str:
         UserError: a path that does not exist, a folder without `config.json`, or a misspelt known name.
     """
     path = Path(os.path.expanduser(model))
-    if is_known(model) or path.suffix.lower() == ".gguf":
+    is_here = (path / "config.json").is_file()  # a folder may have a known name
+    if is_known(model) and not is_here or path.suffix.lower() == ".gguf":
         from drafttrain.target_lm.fetch import fetch_target  # for targets that are not a folder yet
 
         return str(fetch_target(model))
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UserError(f"{path}: no config.json in it; name a folder that save_pretrained wrote")
+        if not is_here:
+            has_adapter = (path / "adapter_config.json").is_file()
+            remedy = MERGE if has_adapter else "name a folder that save_pretrained wrote"
+            raise UserError(f"{path}: no config.json in it; {remedy}")
         return str(path)
     if path.exists():
         raise UserError(f"{path}: must be a model folder or a .gguf file, got another file")
@@ -174,6 +178,8 @@ def load_model(place: str, dtype: str | torch.dtype) -> PreTrainedModel:
             ignore_mismatched_sizes=True,
             use_safetensors=safe or None,
         )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise UserError(f"{place}: must be a model without adapters, got adapter_config.json; {MERGE}")
     if missing := sorted(info["missing_keys"]):  # transformers would go on with random numbers in their place
         raise UserError(
             f"{place}: no weights for {', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}; "

@@ -394,20 +394,10 @@ class FrozenTarget:
             )
             states = self._run_native(flat, nodes, max(views))
         else:
-            from drafttrain.target_lm.stock_masks import allowed_slots  # not with native forwards
+            from drafttrain.target_lm.apart import run_apart  # not with native forwards
 
-            allowed = [
-                allowed_slots(cache.lengths, seen, view) for (cache, _, _, seen), view in zip(parts, views)
-            ]
-            with self._tapped() as taps, attention.over_caches(caches, allowed, self.dtype) as joined:
-                out = self.base(
-                    input_ids=flat[None],
-                    attention_mask=attention.IGNORED.to(self.device),
-                    position_ids=torch.cat([positions.flatten() for _, _, positions, _ in parts])[None],
-                    use_cache=True,
-                    **{CACHE_ARGUMENT: joined},
-                )
-            states = self._states(taps, out.last_hidden_state)
+            with self._tapped() as taps:
+                states = self._states(taps, run_apart(self.base, flat, parts, views, self.dtype))
             states = TargetStates(states.tapped[0], states.final[0])
         sizes = [tree.numel() for tree in tokens]
         split = zip(tokens, states.tapped.split(sizes), states.final.split(sizes))

@@ -54,8 +54,10 @@ def check_tree_support(target: FrozenTarget) -> None:
     try:
         with _in_fp32(target):
             error = _logit_error(target, ids[:PREFIX], ids[PREFIX:-1], ids[-1:])
-            # a packed head may round its inputs
-            is_exact = target.dtype == torch.float32 and not (target.is_packed and stored != torch.float32)
+            # a packed head may round its inputs, and quantized layers compute in a dtype of their own
+            rounds = target.is_packed and stored != torch.float32
+            rounds |= getattr(target.model, "is_quantized", False)
+            is_exact = target.dtype == torch.float32 and not rounds
             tolerance = TOLERANCE if is_exact else ROUNDED_TOLERANCE
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as problem:
         raise UserError(
@@ -75,9 +77,9 @@ def _in_fp32(target: FrozenTarget) -> Iterator[None]:
     weights = [p for p in target.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
     needed = 4 * sum(weight.numel() for weight in weights)
     stored = [weight.data for weight in weights] if 1.1 * needed < free_memory(target.device) else []
-    for weight, data in zip(weights, stored):
-        weight.data = data.float()
     try:
+        for weight, data in zip(weights, stored):
+            weight.data = data.float()
         yield
     finally:
         for weight, data in zip(weights, stored):

@@ -161,7 +161,7 @@ def train(
     config.check()
     if config.max_steps == 0:
         raise UserError("training.max_steps: must be >= 1, or null for all epochs, to train, got 0; raise it")
-    if config.deepspeed and "RANK" not in os.environ:
+    if config.deepspeed and not os.environ.get("RANK"):
         raise UserError(
             f"training.deepspeed: must be null in one process, got {config.deepspeed}; use torchrun"
         )

@@ -60,7 +60,8 @@ class Validation:
         config, device = self.config, self.target.device
         length = config.eval_draft_length
         kl = agree = lost = positions = trained = 0.0
-        for index in range(min(EVAL_ROWS, len(self.rows))):
+        count, used = len(self.rows), min(EVAL_ROWS, len(self.rows))
+        for index in (i * count // used for i in range(used)):  # evenly, as rows of long documents come first
             batch = {name: value.to(device) for name, value in default_collate([self.rows[index]]).items()}
             batch = with_states(self.target, batch)
             generator = torch.Generator().manual_seed(index)

@@ -124,6 +124,8 @@ def _written(text: str, rest: str, kinds: dict[str, Any]) -> dict[str, Any]:
             hint = close and f"; {close}"
             known = ", ".join(f"{name}=…" for name in names)
             raise UserError(f"tree {text!r}: must have settings of {known}, got {part!r}{hint}")
+        if key in settings:
+            raise UserError(f"tree {text!r}: {key}: must be given once, got it again; keep one")
         try:
             settings[key] = _value(value, kinds[key])
         except ValueError:

@@ -30,7 +30,7 @@ def locked(place: str | os.PathLike) -> Iterator[None]:
     around = list(Path(real).parents)[:LEVELS]
     runs = [folder / LOCK for folder in around if (folder / LOCK).is_file() and (folder / HASHES).is_file()]
     with ExitStack() as stack:
-        for lock in [_folder() / f"{name}.lock", *runs]:
+        for lock in [lock_folder() / f"{name}.lock", *runs]:
             try:
                 # singletons: a command that locks two places in a run takes that run's lock twice
                 stack.enter_context(FileLock(lock, is_singleton=lock in runs).acquire(timeout=0))
@@ -42,7 +42,7 @@ def locked(place: str | os.PathLike) -> Iterator[None]:
         yield
 
 
-def _folder() -> Path:
+def lock_folder() -> Path:
     """Return the folder of the locks: in the cache, or in the temporary folder if the cache is read-only."""
     user = getattr(os, "getuid", getpass.getuser)  # in a container a user may have no name
     places = cache_dir(), Path(tempfile.gettempdir()) / f"drafttrain-{user()}"

@@ -232,6 +232,22 @@ def test_only_evaluation_prompts(tmp_path, chatml):
     )
 
 
+@pytest.mark.parametrize("role", ["system", "tool"])
+def test_an_evaluation_prompt_counts_in_any_turn_but_an_answer(role, tmp_path, chatml):
+    passage = "The lighthouse keeper counted ships from the north every evening of that long summer."
+    (tmp_path / "prompts.txt").write_text(passage)
+    rows = [exchange(i) for i in range(3)]
+    turns = rows[0]["conversations"]
+    begun = [] if role == "system" else list(turns)  # a tool answers within a chat
+    rows[0]["conversations"] = [*begun, {"from": role, "value": passage}, *turns]
+    rows[1]["conversations"][1]["value"] = passage  # what a model answers is no prompt
+    exclude = [str(tmp_path / "prompts.txt")]
+    report = build_corpus(
+        CorpusConfig([write(tmp_path / "a.jsonl", rows)], exclude=exclude), chatml, tmp_path / "corpus"
+    )
+    assert [counts.kept for counts in report.sources.values()] == [2]
+
+
 def test_no_template(tmp_path, with_template):
     config = CorpusConfig([write(tmp_path / "a.jsonl", [exchange(1)])])
     refuse(config, with_template(None), tmp_path / "corpus", "no chat template")

@@ -5,7 +5,13 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from drafttrain.drafters.auto import load_drafter
 from drafttrain.drafters.causal_lm import CausalLmModel, as_drafter
@@ -37,6 +43,23 @@ def small_lm(small, tiny_llama, tmp_path):
     small.save_pretrained(tmp_path / "lm")
     tiny_llama[1].save_pretrained(tmp_path / "lm")
     return str(tmp_path / "lm")
+
+
+def test_a_mixture_of_experts_is_saved_under_the_names_that_training_reads(tiny_llama, make_target, tmp_path):
+    sizes = dict(vocab_size=512, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_experts=4)
+    sizes |= dict(
+        num_key_value_heads=2, moe_intermediate_size=16, intermediate_size=32, num_experts_per_tok=2
+    )
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, head_dim=16)).save_pretrained(tmp_path / "lm")
+    tiny_llama[1].save_pretrained(tmp_path / "lm")
+    target = make_target("llama")
+    drafter = new_drafter(target, DrafterConfig(kind="causal_lm", model=str(tmp_path / "lm")), IDS)
+    drafter.save_pretrained(tmp_path / "saved")
+    tensors = load_file(tmp_path / "saved" / "model.safetensors")
+    assert any("experts" in name for name in tensors) and tensors.keys() <= drafter.state_dict().keys()
+    loaded = load_drafter(tmp_path / "saved", target)
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
 @torch.no_grad()

@@ -70,8 +70,8 @@ def test_the_faster_dtype_with_the_weights_of_the_target(own, best, tiny_target_
     assert again.describe() == found.describe() and again.model.dtype == found.model.dtype
     record = tmp_path / "out" / module.FILE
     assert read_json(record)["dtype"] == best
-    with pytest.raises(KeyError):  # of another machine: it would be measured again
-        record.write_text(record.read_text().replace(read_json(record)["made_for"], "another"))
+    record.write_text(record.read_text().replace(read_json(record)["made_for"], "another"))
+    with pytest.raises(KeyError, match="float32|bfloat16"):  # of another machine: it would be measured again
         load_stock(target, True, IDS, tmp_path / "out")
 
 

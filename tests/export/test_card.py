@@ -66,6 +66,24 @@ def test_the_recipes_facts_are_kept_without_paths_of_the_maker(bundle, tmp_path)
     assert "- a word\n" in text and "- chats\n" in text
 
 
+def test_a_target_in_a_file_is_named_in_the_commands(bundle):
+    """Where that file is on the user's machine nobody knows; a published bundle names the Hub's."""
+    target = json.loads((bundle / "config.json").read_text())["target"]
+    change(bundle, target={**target, "name": "someone/tiny"})
+    assert "--target" not in model_card(bundle)
+    change(bundle, target={**target, "name": "models/tiny.gguf"})
+    text = model_card(bundle)
+    assert 'from_pretrained("PATH_OR_HUB_ID", target="someone/tiny")' in text
+    assert "generate --bundle PATH_OR_HUB_ID --target someone/tiny --prompt" in text
+    assert "--target" not in model_card(bundle, "someone/drafter")
+
+
+def test_what_it_was_trained_from(bundle):
+    assert "started from" not in model_card(bundle)
+    change(bundle, training={"init_from": "older"})
+    assert "- started from the drafter `older`, whose card names" in model_card(bundle)
+
+
 def test_an_anchored_drafter_is_not_described_as_the_papers(bundle):
     assert "newest verified state" not in model_card(bundle)
     change(bundle, anchor=True)

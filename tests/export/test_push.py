@@ -15,11 +15,12 @@ import pytest
 from huggingface_hub import ModelCard, constants
 from rich.console import Console
 
-from drafttrain.bundle_files import CONTENTS, GENERATE, REQUIREMENTS
+from drafttrain.bundle_files import GENERATE, REQUIREMENTS
 from drafttrain.export.card import model_card
 from drafttrain.export.config import ExportConfig
 from drafttrain.export.push import prepare, push
 from drafttrain.export.write import export
+from drafttrain.hub import CONTENTS
 from drafttrain.run.cli import main
 from drafttrain.self_draft.build import write_cache
 from drafttrain.self_draft.config import NgramConfig

@@ -11,7 +11,7 @@ from drafttrain.drafters.edd import EddConfig, EddModel
 from drafttrain.inference.acceptance import AcceptanceRule, accept_greedy
 from drafttrain.inference.decode import decode, decode_all
 from drafttrain.inference.proposer import NoProposer, TreeProposer
-from drafttrain.inference.session import DRAFT_SLOTS
+from drafttrain.inference.session import DRAFT_SLOTS, NOT_FINITE
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.c2t import Plain
@@ -276,8 +276,9 @@ def test_bad_requests(llama, bad, new, message):
 
 def test_nan_is_an_error(tiny_llama, llama, monkeypatch):
     monkeypatch.setattr(llama, "head", lambda final: torch.full((*final.shape[:-1], 512), torch.nan))
-    with pytest.raises(UserError, match="NaN"):
-        decode_all(llama, NoProposer(), [[3]], 4)
+    for stop in ((), (NOT_FINITE,)):  # -1 in a config stands for no stop token
+        with pytest.raises(UserError, match="NaN"):
+            decode_all(llama, NoProposer(), [[3]], 4, stop=stop)
 
 
 def test_a_stream_can_be_left_early(llama, texts, prompts, replay):

@@ -30,6 +30,15 @@ def test_draws_invert_the_cumulative_softmax(kernels, width):
         assert tokens[row] == expected or distance < 1e-6
 
 
+def test_very_low_temperatures_leave_the_mass_exact(kernels):
+    """A rounded product of a logit and 1 / temperature would be off by more than a probability."""
+    logits = 18 + torch.rand(30, 40, generator=torch.Generator().manual_seed(0))
+    temperature = torch.full((30,), 1e-5)
+    factor = (1 / temperature).double()[:, None]
+    log_masses = draw_logits(logits, temperature, torch.full((30,), 0.5, dtype=torch.float64))[1]
+    torch.testing.assert_close(log_masses, (logits.double() * factor).logsumexp(-1), rtol=0, atol=1e-6)
+
+
 def test_the_ends_of_the_range_draw_what_has_mass(kernels):
     logits = torch.full((2, 3000), -torch.inf)
     logits[:, [1500, 1700]] = 0.0

@@ -149,6 +149,18 @@ def test_lost_connections_say_why_in_a_line(said, reason, kind):
     assert line.endswith(ends) and "\n" not in line
 
 
+def test_loading_has_a_group_with_a_limit_of_its_own(monkeypatch):
+    """In a barrier other ranks than the first wait as long as its group's limit, regardless of the call."""
+    groups, barriers = [], []
+    monkeypatch.setattr(distributed, "_store", lambda *given: None)
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *given: groups.append(given[2]))
+    monkeypatch.setattr(distributed.dist, "new_group", lambda timeout: groups.append(timeout) or "loading")
+    monkeypatch.setattr(distributed.dist, "monitored_barrier", lambda *given: barriers.append(given))
+    distributed.Ranks(1, 3, 60.0).meet()
+    assert [limit.total_seconds() for limit in groups] == [60.0, distributed.LOADING]
+    assert barriers == [("loading", groups[1])]
+
+
 def test_mistakes_are_not_lost_connections():
     for mistake in (UserError("children: must be >= 1"), KeyError("x")):
         with pytest.raises(type(mistake)) as raised:

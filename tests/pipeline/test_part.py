@@ -227,6 +227,16 @@ def test_damaged_folders_are_one_line(folders, tmp_path):
 
     fails("less", without, "no weights for model.layers.1.mlp.up_proj.weight; the checkpoint is incomplete")
 
+    def quantized(place):
+        tensors = load_file(place / "model.safetensors")
+        name = "model.layers.1.mlp.up_proj.weight"
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        save_file(tensors, place / "model.safetensors", {"format": "pt"})
+
+    fails(
+        "bytes", quantized, "weights must be of 16 or 32 bits to be cut, got torch.float8_e4m3fn in model.lay"
+    )
+
     def sharded(place):
         index = {"weight_map": {name: "gone.safetensors" for name in load_file(place / "model.safetensors")}}
         (place / "model.safetensors").unlink()

@@ -55,6 +55,11 @@ def test_twins_grow_trees(path, tmp_path, monkeypatch):
         assert read_json(trace_file(tmp_path, trace.problem["id"]))["result"] == trace.result
 
 
+def test_the_home_folder_may_be_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert load(MINIMAL | {"out": "~/runs/x"}, tmp_path).out == "/home/somebody/runs/x"
+
+
 def test_minimal_recipe(tmp_path):
     config = load(MINIMAL, tmp_path)
     assert (config.thoughts, config.steps, config.drafter, config.prefixes) == (3, None, None, True)

@@ -442,6 +442,14 @@ def test_answers_of_other_weights_are_not_taken(target, source, tmp_path):
     assert run(config_for(source), tmp_path / "out", target).written == first.written
 
 
+def test_answers_of_the_same_weights_by_another_name_are_taken(target, source, tmp_path):
+    moved = FrozenTarget(target.model, target.tokenizer, "somewhere/else")
+    first = run(config_for(source), tmp_path / "out", target)
+    before = (tmp_path / "out" / "responses.jsonl").read_bytes()
+    assert run(config_for(source), tmp_path / "out", moved).written == first.written
+    assert (tmp_path / "out" / "responses.jsonl").read_bytes() == before
+
+
 def test_a_limit_ends_the_run_with_what_is_there(target, source, tmp_path):
     console = Console(file=StringIO(), width=200)
     config = config_for(source, max_rows=5)

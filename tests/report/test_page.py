@@ -19,10 +19,11 @@ from drafttrain.evaluation.measure import MeasurementLog
 from drafttrain.evaluation.metrics import Measurement, MethodRun
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.report.build import write_report
+from drafttrain.report.bundles import costs
 from drafttrain.report.measured import PARTS
-from drafttrain.report.panels import Bar, Bars, Chart, Series
+from drafttrain.report.panels import FEW, Bar, Bars, Chart, Series
 from drafttrain.report.pictures import draw_calibration, draw_classifier, sheet, to_png, write_sweep
-from drafttrain.report.raw import read_benchmark, read_points
+from drafttrain.report.raw import read_benchmark, read_bundle, read_points
 from drafttrain.report.svg import draw, drawn, ticks
 from drafttrain.report.trace import Iteration, Trace
 from drafttrain.report.traced import draw_tree
@@ -236,6 +237,30 @@ def test_calibration_and_training(folder):
     assert sum("(training)" in note for note in notes(figures[f"{name}: loss"])) == len(losses)
 
 
+def test_errors_at_temperature_1_are_drawn_raw_and_scaled(folder):
+    """Those scaled are of temperatures that fit each half of the drafts, so they differ."""
+    qwen = BUNDLE.parent / "qwen2.5-coder-0.5b-edd-anchored"
+    confidence = json.loads((qwen / "calibration.json").read_text())["confidence"]
+    by_depth = list(drawings(page(folder, bundles=[qwen]), "reliability").values())[1]
+    for kind, label in (("raw", "1"), ("scaled", "1, scaled")):
+        errors = {d: row["ece"] for d, row in confidence[kind].items() if d != "all"}
+        expected = {f"ECE at temperature {label}, depth {d}: {ece:.3f}" for d, ece in errors.items()}
+        assert expected and expected <= set(notes(by_depth))
+    few = sum(row["tokens"] < FEW for d, row in confidence["raw"].items() if d != "all")
+    hollow = [one for one in by_depth.iter() if "open" in (one.get("class") or "").split()]
+    assert few and len(hollow) >= 3 * few  # a point of each line
+
+
+def test_contexts_of_several_bundles_have_one_legend(folder):
+    bundles = [read_bundle(BUNDLE), read_bundle(BUNDLE.parent / "qwen2.5-coder-0.5b-edd-anchored")]
+    for order in (bundles, bundles[::-1]):
+        section = costs(order, {})
+        styles = {name: style for name, style, _ in section.legend}
+        assert list(styles) == [f"{context} tokens of context" for context in (64, 256, 512)]
+        for series in (series for panel in section.panels for series in panel.series):
+            assert styles[series.name] == series.style
+
+
 def test_operating_points_beyond_what_was_timed_are_in_the_frame(folder, tmp_path):
     shutil.copy(BUNDLE / "calibration.json", tmp_path)
     evaluation = {"format_version": 2, "tree": "huge", "tasks": {"all": {"steps": 10, "verify_tokens": 3000}}}
@@ -420,6 +445,8 @@ def test_headline_after_another_tree_was_chosen(tmp_path):
     (folder / "summary.json").write_text('{"format_version": 2, "tree": "new"}')
     words = "These numbers are of new, the {}, over 6 answers of chat, code."
     assert words.format("method that was chosen on tuning prompts") in page(folder)
+    (folder / "summary.json").write_text('{"format_version": 2, "tree": "new", "tuning": []}')
+    assert words.format("only drafting method here") in page(folder)  # a single tree is not tuned
     (folder / "summary.json").unlink()
     assert words.format("only drafting method here") in page(folder)  # the newest
 

@@ -300,7 +300,8 @@ def test_a_removed_command_names_its_replacement(name, capsys):
         ),
         (["benchmark", "--target", "x", "--out", "y"], "the following arguments are required: --task"),
         (["benchmark", "--target", "x", "--task", "a=b"], "the following arguments are required: --out"),
-        (["benchmark", "--target", "x", "--out", "y", "--task", "z"], "--task: must be [NAME=]FILE or "),
+        (["benchmark", "--target", "x", "--out", "y", "--task", "all"], "--task: must be [NAME=]FILE or "),
+        (["benchmark", "--target", "x", "--out", "y", "--task", "z"], "z: no such file or folder"),
         (
             ["benchmark", "--target", "x", "--out", "y", "--task", "a=b", "--method", "edd"],
             "--method: must be [NAME=]BUNDLE[@TREE], ",

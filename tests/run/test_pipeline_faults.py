@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -93,9 +93,9 @@ def test_a_stopped_rank_ends_the_others(tiny_target_folder, tiny_bundle, tmp_pat
             assert "timed out" in reasons <= {"timed out", "the connection was closed"}
 
 
-def children(pid: int) -> set[int]:
-    """The processes that a process has started and that have not ended."""
-    found = set()
+def children(pid: int) -> dict[int, int]:
+    """The processes that a process has started as ranks and that have not ended, by rank."""
+    found = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             own, _, rest = file.read_text().partition(" (")
@@ -103,7 +103,10 @@ def children(pid: int) -> set[int]:
             continue
         state, parent, *_ = rest.rpartition(") ")[2].split()
         if int(parent) == pid and state != "Z":
-            found.add(int(own))
+            with suppress(OSError):
+                environment = file.with_name("environ").read_bytes().split(b"\0")
+                ranks = [int(one[5:]) for one in environment if one.startswith(b"RANK=")]
+                found |= dict.fromkeys(ranks, int(own))
     return found
 
 
@@ -117,7 +120,7 @@ def test_the_command_ends_with_all_its_ranks(words, tmp_path, lost):
         if lost is None:
             os.kill(command.pid, signal.SIGINT)
         else:
-            os.kill(sorted(ranks)[lost], signal.SIGKILL)
+            os.kill(ranks[lost], signal.SIGKILL)
         status, said = command.wait(timeout=20), lines(tmp_path / "0.err")
         if lost is None:
             assert status == 130 and said == ["drafttrain: interrupted; nothing is kept"]
@@ -125,7 +128,7 @@ def test_the_command_ends_with_all_its_ranks(words, tmp_path, lost):
             assert status == 1 and len(said) == 2 and any(map(is_from(1 - lost), said))
             killed = f"drafttrain: rank {lost}: was ended by signal 9, perhaps for lack of memory; "
             assert any(line.startswith(killed) for line in said)
-        wait_for(lambda: not any(map(is_alive, ranks)), 5)
+        wait_for(lambda: not any(map(is_alive, ranks.values())), 5)
 
 
 def is_from(rank: int) -> Callable[[str], bool]:
@@ -138,7 +141,7 @@ def test_a_rank_that_is_killed_while_it_loads_is_named_at_once(words, tmp_path):
     """The first rank waits for it, for as long as `timeout_s`."""
     with started([*COMMAND, *words], tmp_path) as command:
         wait_for(lambda: len(children(command.pid)) == 2 or command.poll() is not None, START)
-        os.kill(max(children(command.pid)), signal.SIGKILL)
+        os.kill(children(command.pid)[1], signal.SIGKILL)
         assert command.wait(timeout=60) == 1
         assert any("rank 1: was ended by signal 9, " in line for line in lines(tmp_path / "0.err"))
 

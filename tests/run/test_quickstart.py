@@ -18,6 +18,7 @@ from drafttrain.run.budget import UNLIMITED, Speeds, plan, rows_of
 from drafttrain.run.cli import main
 from drafttrain.run.quickstart import untouched
 from drafttrain.run.recipe import load_recipe
+from drafttrain.utils.errors import UserError
 from drafttrain.utils.files import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -207,6 +208,13 @@ def test_the_users_settings_win(words, speeds, capsys):
 def test_what_the_user_touches_is_not_planned(key, kept):
     overrides = {"regenerate.sources": [], "evaluate.trees": []}
     assert set(untouched(overrides, [f"--{key}", "1"])) == kept
+
+
+def test_a_key_of_a_section_that_does_not_fit_is_refused():
+    overrides = {"regenerate": None, "evaluate.trees": []}
+    assert set(untouched(overrides, ["--regenerate", "null"])) == {"evaluate.trees"}
+    with pytest.raises(UserError, match="--regenerate.temperature: must be left out where regenerate does"):
+        untouched(overrides, ["--regenerate.temperature", "0.5"])
 
 
 FULL = ["--calibrate.quick", "false", "--calibrate.prompts", "{name: a, path: data/tuning_prompts.jsonl}"]

@@ -211,6 +211,35 @@ def test_a_target_that_training_refuses_is_warned_of_at_once(folder):
         assert cli.main([*command, *taken]) == 0
 
 
+def test_a_hub_target_that_training_refuses_is_warned_of_at_once(folder, monkeypatch):
+    config = SimpleNamespace(model_type="gpt2")
+    monkeypatch.setattr("drafttrain.target_lm.loading.load_config", lambda place: config)
+    command = ["run", "tiny.yaml", "--only", "fetch-target", "--target.model", "someone/gpt2"]
+    with pytest.warns(UserWarning, match="to train a drafter, got gpt2"):
+        assert cli.main(command) == 0
+
+
+def test_a_corpus_that_is_made_again_the_same_repeats_nothing(folder, capsys):
+    """A file more in `corpus.exclude` changes what the corpus is compared with, not its examples."""
+    words = ["run", "tiny.yaml", "--regenerate", "null", "--until", "train"]
+    assert cli.main(words) == 0
+    capsys.readouterr()
+    assert cli.main([*words, "--corpus.exclude", "[others.jsonl]"]) == 0
+    assert ran(capsys.readouterr().out) == ["corpus"]
+    adjusted = ["--hidden_states.batch_tokens", "512", "--hidden_states.max_skipped", "0.5"]
+    assert cli.main([*words, "--corpus.exclude", "[others.jsonl]", *adjusted]) == 0
+    assert ran(capsys.readouterr().out) == []
+
+
+def test_a_corpus_without_a_validation_split_is_refused_at_once(folder, capsys):
+    Path("book.txt").write_text(" ".join(WORDS))
+    words = ["run", "tiny.yaml", "--regenerate", "null", "--corpus.sources", "[{path: book.txt}]"]
+    assert cli.main(words) == 2
+    captured = capsys.readouterr()
+    assert "split, got none of 1 examples; split the text into several documents" in captured.err
+    assert ran(captured.out) == ["fetch-target"]
+
+
 def test_nobody_is_measured_on_what_was_trained_on(folder, capsys):
     chats = json.loads(Path("chats.json").read_text())
     rows = [{"id": one["id"], "prompt": one["conversations"][0]["value"]} for one in chats[5:7]]

@@ -338,6 +338,24 @@ def test_equal_output_stops_the_chain(recipe, fakes):
     assert run(recipe, fakes)[0] == ["words"]  # another way to the same words.txt
 
 
+def test_what_only_describes_a_folder_stops_at_it(recipe, fakes):
+    """As `corpus.json` does, which names the files that the corpus was compared with."""
+    fakes.stages[0] = dataclasses.replace(fakes.stages[0], described_in=("source.txt",))
+    words = fakes.stages[0].run
+
+    def described(recipe, folders, out):
+        words(recipe, folders, out)
+        (out / "source.txt").write_text(recipe.words.text)
+
+    fakes.stages[0] = dataclasses.replace(fakes.stages[0], run=described)
+    run(recipe, fakes)
+    recipe.words.text = "hello world"
+    Path(recipe.source).write_text("")
+    assert run(recipe, fakes)[0] == ["words"]
+    (Path(recipe.output) / "words_made" / "source.txt").write_text("")  # damaged like any other file
+    assert run(recipe, fakes)[0] == ["words"]
+
+
 def test_settings_that_do_not_change_the_output(recipe, fakes):
     run(recipe, fakes)
     recipe.words.log = "loud"
@@ -529,7 +547,7 @@ def test_a_refusal_leaves_what_was_there(recipe, fakes):
     Path(recipe.output, ".lock").unlink(missing_ok=True)
     Path(recipe.output).rmdir()
     fakes.fail_in, fakes.error = "upper", UserError("no")
-    with pytest.raises(UserError, match="no"):
+    with pytest.raises(UserError, match="^no$"):
         run(recipe, fakes)
     assert Path(recipe.output, "words_made", "stage.json").exists()
 

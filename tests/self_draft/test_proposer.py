@@ -16,7 +16,7 @@ from drafttrain.inference.matching import AcceptMatching
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.inference.stats import DecodeStats
-from drafttrain.self_draft.candidates import CandidateModel
+from drafttrain.self_draft.candidates import CandidateModel, Candidates
 from drafttrain.self_draft.corpus_cache import NO_MATCHES, Matches
 from drafttrain.self_draft.hybrid import DRAFTER, HybridProposer
 from drafttrain.self_draft.lookahead import Lookahead
@@ -209,6 +209,15 @@ def test_recycling_keeps_what_the_target_predicts_after_each_node(llama, prompts
     assert max(seen) >= 4
 
 
+def test_caches_of_the_text_keep_as_many_followers_as_are_asked_for():
+    config = SelfDraftConfig(recycle=16, width=12)
+    [sequence] = SelfDraft(config, 64).new_state(1, 9)
+    for grams in (sequence.sources.text, sequence.sources.drafted):
+        for token in range(20):
+            grams.add([1, token], "x")
+        assert len(grams.after([1])[1]) == 16
+
+
 def test_accepted_candidates_are_counted_by_source(llama, prompts, corpus):
     proposer = self_draft(llama, MODES["everything"], corpus(llama))
     steps = list(decode(llama, proposer, prompts, NEW, stop=()))
@@ -333,6 +342,31 @@ def test_joined_with_a_drafter(edd, prompts, corpus, sure, max_rows):
 
 
 @torch.no_grad()
+def test_the_drafter_is_skipped_where_the_candidates_of_all_rows_are_sure(edd, monkeypatch):
+    """Their probabilities add up to 0.6 + 0.5 in one row and to 0.9 in the other."""
+    target, drafter = edd
+    target.tap(drafter.config.tapped_blocks)
+    ngrams = SelfDraft(SelfDraftConfig(least=0.0), 512)
+    kept = {
+        7: Candidates([7, 20, 21], [-1, 0, 0], [0, 1, 1], [1.0, 0.6, 0.5], [(), (), ()]),
+        8: Candidates([8, 22], [-1, 0], [0, 1], [1.0, 0.9], [(), ()]),
+    }
+    monkeypatch.setattr(ngrams, "candidates", lambda sequence, token, *given: kept[token])
+    asked = []
+    for roots, sure, drafts in (([7], 1.0, 0), ([7], 1.2, 1), ([7, 8], 1.0, 1), ([7, 8], 0.9, 0)):
+        joined = HybridProposer(ngrams, TreeProposer(drafter, ChainPolicy(2)), sure=sure, least=0.0)
+        asked.clear()
+
+        def propose(state, root, own=joined.drafter.propose):
+            asked.append(1)
+            return own(state, root)
+
+        monkeypatch.setattr(joined.drafter, "propose", propose)
+        joined.propose(joined.new_state(len(roots), 32), torch.tensor(roots))
+        assert len(asked) == drafts, (roots, sure)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("promise", [None, AcceptanceCurve((-16.0, -1.0, 0.0), (0.0, 0.0, 1.0))])
 def test_the_most_probable_nodes_of_both_are_verified(edd, prompts, corpus, promise):
     target, drafter = edd
@@ -400,3 +434,5 @@ def test_bad_settings(settings, message):
 def test_no_more_recycled_tokens_than_the_target_has():
     with pytest.raises(UserError, match="self_draft.recycle: must be <= 3, the target's tokens, got 4"):
         SelfDraft(SelfDraftConfig(recycle=4), 3)
+    with pytest.raises(UserError, match="self_draft.branches: must be <= 3, the target's tokens, got 4"):
+        SelfDraft(SelfDraftConfig(branches=4), 5, special=(0, 1))

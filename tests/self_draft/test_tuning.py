@@ -83,13 +83,31 @@ def test_settings_come_back_as_they_were(tmp_path):
     assert SelfDraftSettings.load(tmp_path).verify is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["[]", "{}", '{"format_version": 9}', '{"format_version": 1, "config": {"gram": "x"}, "odds": {}}'],
-)
+@pytest.mark.parametrize("text", ["[]", "{}", '{"format_version": 9}'])
 def test_damaged_settings_are_one_line(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(UserError, match="damaged, or of another version; write it again"):
+        SelfDraftSettings.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("config", {"gram": "x"}),
+        ("odds", {}),
+        ("odds", {"bias": 0.0, "weights": [["corpus", 2, 1, "x"]], "agreement": {}}),
+        ("rate", float("nan")),
+        ("machine", []),
+        ("dtype", 3),
+    ],
+)
+def test_a_damaged_setting_is_one_line(tmp_path, key, value):
+    SelfDraftSettings().save(tmp_path)
+    assert SelfDraftSettings.load(tmp_path) == SelfDraftSettings()
+    whole = json.loads((tmp_path / FILE).read_text())
+    assert key in whole
+    (tmp_path / FILE).write_text(json.dumps(whole | {key: value}))
+    with pytest.raises(UserError, match=f"{FILE}: damaged, or of another version; write it again"):
         SelfDraftSettings.load(tmp_path)
 
 

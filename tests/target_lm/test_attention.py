@@ -11,6 +11,7 @@ from drafttrain.target_lm import attention, packed
 from drafttrain.target_lm.attention import attends_within_documents, grouped_attention
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.target_lm.packed import causal_document_mask, document_stretches
+from drafttrain.utils.errors import UserError
 from tests.target_lm.test_tree_check import EXACT, tiny
 
 CLOSE = dict(rtol=1e-4, atol=1e-4)
@@ -103,6 +104,19 @@ def test_targets_with_a_fixed_attention_stay_unchanged():
     )
     assert not attends_within_documents(falcon.config)
     check(falcon)
+
+
+@pytest.mark.parametrize("own", ["flash_attention_2", "flex_attention", "kernels-community/flash-attn3"])
+def test_attention_without_tree_masks_is_replaced(own):
+    target = tiny("llama", EXACT["llama"])
+    config = target.model.config
+    config._attn_implementation = own
+    attention.use(target.model)
+    assert config._attn_implementation == attention.NAME
+    config._attn_implementation = own
+    target.model._supports_attention_backend = False
+    with pytest.raises(UserError, match=f"attn_implementation: must be sdpa or eager, got {own}; load"):
+        attention.use(target.model)
 
 
 def test_stretches():

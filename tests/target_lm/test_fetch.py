@@ -177,6 +177,11 @@ def test_a_chosen_folder(gguf, tmp_path, tiny_llama):
         fetch_target(tmp_path / "other.gguf", out=file)
 
 
+def test_a_chosen_folder_needs_no_cache(gguf, tmp_path, monkeypatch):
+    monkeypatch.setenv("DRAFTTRAIN_CACHE", "/proc/nowhere")
+    assert (fetch_target(gguf, out=tmp_path / "mine") / "model.safetensors").is_file()
+
+
 def test_a_full_disk_is_noticed_first(cache, gguf, monkeypatch):
     usage = fetch.shutil.disk_usage(gguf)
     monkeypatch.setattr("drafttrain.utils.disk.shutil.disk_usage", lambda _: usage._replace(free=1000))

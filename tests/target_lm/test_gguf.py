@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from gguf import GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -342,6 +342,37 @@ def test_files_that_are_no_whole_gguf_are_refused(tiny_llama, tmp_path, write_gg
             convert_gguf(broken, tmp_path)
     with pytest.raises(UserError, match="absent.gguf: no such file"):
         convert_gguf(tmp_path / "absent.gguf", tmp_path)
+
+
+def test_parts_of_a_file_are_refused(tiny_llama, tmp_path, write_gguf):
+    path = write_gguf(tmp_path / "a-00001-of-00003.gguf", *tiny_llama, metadata={"split.count": 3})
+    with pytest.raises(UserError, match="must be a whole file, got one of 3 parts; join them with llama"):
+        convert_gguf(path, tmp_path)
+
+
+def test_queries_in_an_unknown_order_are_refused(tiny_llama, tmp_path, write_gguf, monkeypatch):
+    monkeypatch.setattr(GGUFWriter, "add_head_count_kv", lambda *given: None)
+    path = write_gguf(tmp_path / "old.gguf", *tiny_llama)
+    with pytest.raises(UserError, match="attention.head_count_kv: must be in its metadata, got none; use"):
+        convert_gguf(path, tmp_path)
+
+
+def test_special_tokens_that_are_respelled_are_refused(tiny_llama, tmp_path, write_gguf):
+    """transformers spells tokens beyond ASCII in GPT-2's byte alphabet, and then they are ordinary text."""
+    model, tokenizer = tiny_llama
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    old, new = tokenizer.eos_token, "<｜end▁of▁sentence｜>"
+    state["model"]["vocab"][new] = state["model"]["vocab"].pop(old)
+    added = state["added_tokens"]
+    state["added_tokens"] = [one | {"content": new} if one["content"] == old else one for one in added]
+    state["post_processor"] = None
+    names = {key: getattr(tokenizer, key) for key in ("bos_token", "eos_token", "pad_token")}
+    names = {key: new if name == old else name for key, name in names.items()}
+    renamed = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), **names)
+    renamed.chat_template = tokenizer.chat_template
+    path = write_gguf(tmp_path / "deepseek.gguf", model, renamed)
+    with pytest.raises(UserError, match="special token <｜end▁of▁sentence｜> must have id .*; use"):
+        convert_gguf(path, tmp_path)
 
 
 def test_unknown_pre_tokenizers_are_refused(tiny_llama, tmp_path, write_gguf):

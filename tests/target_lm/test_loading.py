@@ -2,9 +2,11 @@
 
 import copy
 import json
+import shutil
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
@@ -129,11 +131,30 @@ def test_names_that_stand_for_nothing(tmp_path):
         load_target(str(tmp_path / "absent.gguf"))
 
 
+def test_adapters_have_to_be_merged(folder, tiny_llama, tmp_path):
+    alone = tmp_path / "adapter"
+    model = get_peft_model(copy.deepcopy(tiny_llama[0]), LoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(alone)
+    merged = "merge the adapter into its model first"
+    with pytest.raises(UserError, match=f"no config.json in it; {merged}"):
+        load_target(str(alone))
+    for path in alone.glob("adapter_*"):  # beside the whole model, as some programs write it
+        shutil.copy(path, folder)
+    with pytest.raises(UserError, match=f"must be a model without adapters, got .*; {merged}"):
+        load_target(str(folder))
+
+
 def test_a_misspelt_name_is_an_error_before_the_hub_is_asked():
     with pytest.raises(UserError, match="no such target; did you mean smollm2-135m-instruct"):
         resolve_target("SmolLM2-135M-instrcut")
     for hub_id in ("someone/smollm2-135m-instruct", "gpt2"):
         assert resolve_target(hub_id) == hub_id
+
+
+def test_a_folder_may_have_a_known_name(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    folder.rename("SmolLM2-135M-Instruct")
+    assert resolve_target("SmolLM2-135M-Instruct") == "SmolLM2-135M-Instruct"
 
 
 def test_an_unknown_hub_id(monkeypatch):

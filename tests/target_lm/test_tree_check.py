@@ -89,6 +89,31 @@ def test_bf16_passes(monkeypatch, free):
     assert [weight.data_ptr() for weight in target.model.parameters()] == places  # native copies know them
 
 
+def test_weights_are_put_back_where_converting_them_is_interrupted(monkeypatch):
+    target, converted = tiny("llama", LLAMA_LIKE, torch.bfloat16), []
+
+    def float_once(tensor):
+        if converted:
+            raise KeyboardInterrupt
+        converted.append(tensor)
+        return tensor.to(torch.float32)
+
+    monkeypatch.setattr(torch.Tensor, "float", float_once)
+    with pytest.raises(KeyboardInterrupt):
+        check_tree_support(target)
+    assert converted and {weight.dtype for weight in target.model.parameters()} == {torch.bfloat16}
+
+
+def test_quantized_layers_may_round(monkeypatch):
+    """They compute in a dtype of their own, regardless of that of the other weights."""
+    target = tiny("llama", LLAMA_LIKE)
+    monkeypatch.setattr(probe, "_logit_error", lambda *ids: 0.1)
+    with pytest.raises(UserError, match="verifies trees wrongly"):
+        check_tree_support(target)
+    target.model.is_quantized = True
+    check_tree_support(target)
+
+
 def test_free_memory_is_known_or_unlimited(monkeypatch):
     assert probe.free_memory(torch.device("cpu")) > 1 << 20
     monkeypatch.setattr(probe.Path, "read_text", lambda self: (_ for _ in ()).throw(OSError))

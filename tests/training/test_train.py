@@ -21,7 +21,8 @@ from drafttrain.inference.proposer import NoProposer, TreeProposer
 from drafttrain.kernels import dtype
 from drafttrain.target_lm.config import CollectConfig
 from drafttrain.target_lm.loading import load_target
-from drafttrain.training import config
+from drafttrain.target_lm.model import FrozenTarget
+from drafttrain.training import config, trainer
 from drafttrain.training.resuming import last_whole_checkpoint
 from drafttrain.training.train import (
     Clock,
@@ -36,6 +37,7 @@ from drafttrain.training.trainer import DraftTrainer
 from drafttrain.training.validation import Validation
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import read_json
 
 
 def weights(out) -> dict[str, torch.Tensor]:
@@ -506,6 +508,36 @@ def test_nan_is_an_error(run_training, target_folder, tmp_path):
     with pytest.raises(UserError, match="finite states, got NaN or infinity for all tokens of 3 batches"):
         run_training(target=broken)
     assert not (tmp_path / "run" / "drafter").exists()
+
+
+def test_a_loss_that_is_not_finite_is_an_error(run_training, monkeypatch):
+    loss_of = trainer.draft_loss
+
+    def broken(*given):
+        found = loss_of(*given)
+        return dataclasses.replace(found, total=found.total * torch.nan)
+
+    monkeypatch.setattr(trainer, "draft_loss", broken)
+    with pytest.raises(UserError, match="loss: must be finite, got nan at step 0; lower training.lr"):
+        run_training()
+
+
+def test_single_batches_without_finite_states_are_counted(run_training, monkeypatch):
+    """Two in a row, one that is fine, and two again end nothing."""
+    encode, calls = FrozenTarget.encode, []
+
+    def sometimes(self, *given):
+        states = encode(self, *given)
+        calls.append(1)
+        if len(calls) % 3:
+            states.final.fill_(torch.nan), states.tapped.fill_(torch.nan)
+        return states
+
+    monkeypatch.setattr(FrozenTarget, "encode", sometimes)
+    out = run_training(max_steps=5, logging_steps=1, eval_steps=5, gradient_accumulation_steps=1)
+    log = read_json(out / "training_log.json")
+    left_out = ["not_finite" in one for one in log if "loss" in one]
+    assert left_out == [True, True, False, True, True]
 
 
 def test_a_store_of_other_blocks_is_refused(run_training, corpus_folder, target_folder, tmp_path):

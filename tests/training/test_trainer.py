@@ -159,6 +159,21 @@ def test_the_first_draft_after_the_prompt_is_trained(kind, documents, target, sm
     assert of_states > 1e-3 if kind == "eagle" else abs(of_states) < 1e-5
 
 
+def test_the_loss_of_acceptance_is_that_of_each_position(documents, target, drafter):
+    """-log of the sum of the smaller probabilities, over the tokens that can be drafted."""
+    batch = with_states(target, batch_of(PackedRows(documents, 192, 0)))
+    layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = draft_loss(drafter, drafter, target, batch, layout, chunk=7, bf16=False, loss="acceptance")
+        wanted = batch["loss_mask"].bool()
+        inputs = {**batch, "block_start": layout.block_start}
+        [one] = drafter.predictions(drafter, inputs, block_attention(layout), wanted)
+        p = target.head(batch["final"][wanted])[:, 100:300].softmax(-1)
+        q = F.linear(one.states, one.head).softmax(-1)
+        expected = -torch.minimum(p, q).sum(-1).log().sum()
+    torch.testing.assert_close(found.total, expected, atol=0, rtol=1e-4)
+
+
 def test_the_bias_of_a_target_s_head_counts(documents, target, drafter):
     batch = with_states(target, batch_of(PackedRows(documents, 192, 0)))
     layout = random_blocks(batch["document_start"], 5, 10, torch.Generator().manual_seed(0))

@@ -39,6 +39,22 @@ def test_measures_the_same_each_time(settings, target, split, drafter):
     assert first["accept_len"] >= 1
 
 
+def test_held_out_rows_are_not_those_of_the_longest_documents_alone(settings, target, split, drafter):
+    rows = PackedRows(split, 192, 0)
+    rows.rows = rows.rows * 40  # more than are looked at
+    read = []
+    rows_of = PackedRows.__getitem__
+
+    class Noted(PackedRows):
+        def __getitem__(self, index):
+            read.append(index)
+            return rows_of(self, index)
+
+    rows.__class__ = Noted
+    Validation(settings(), target, rows).held_out(drafter)
+    assert read == sorted({*read}) and len(read) == 16 and read[-1] >= len(rows) * 15 // 16
+
+
 def test_lost_mass_is_what_the_draft_vocabulary_misses(settings, target, split, drafter):
     got = Validation(settings(kl_chunk=50), target, PackedRows(split, 192, 0)).held_out(drafter)
     lost, positions = 0.0, 0

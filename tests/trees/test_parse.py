@@ -110,6 +110,7 @@ def test_what_is_written_out_is_compared_with_real_costs_alone(text):
         ("eagle2:topk=3", "did you mean top_k"),
         ("eagle2:top_k", "must have settings of .* got 'top_k'"),
         ("chain:length=x", "length: must be int, got 'x'"),
+        ("chain:length=2,length=8", "length: must be given once, got it again; keep one"),
         ("pct:draft_seconds=inf", "draft_seconds: must be"),
         ("vct:width=1,depth=100000", "depth: must be >= 0 and at most 128, got 100000"),
         ("vct:depth=-5", "depth: must be >= 0 and at most 128, got -5"),

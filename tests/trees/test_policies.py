@@ -237,8 +237,15 @@ def test_pct_grows_no_more_nodes_than_a_tree_may_have():
     """The best of those that pay."""
     for roots in ([5], [5, 7]):
         policy = PctPolicy(threshold=1e-30, width=16, max_depth=6, min_confidence=0.0)
-        tree = policy.grow(TableDrafter("flat", 0), None, torch.tensor(roots))
+        tree = policy.grow(TableDrafter("soft", 0), None, torch.tensor(roots))
         assert LARGEST / 2 < tree.width <= LARGEST
+        for row, joint in enumerate(tree.joint_log_probs()):  # [n]
+            expanded = torch.zeros_like(tree.valid[row])
+            expanded[tree.parents[row, tree.valid[row]][1:]] = True
+            for depth in range(int(tree.depths[row].max())):
+                layer = (tree.depths[row] == depth) & tree.valid[row]
+                if (layer & expanded).any() and (layer & ~expanded).any():  # the capped layer
+                    assert joint[layer & expanded].min() >= joint[layer & ~expanded].max()
 
 
 @pytest.mark.parametrize("roots", [[5], [5, 7]])

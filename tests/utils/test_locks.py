@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from filelock import FileLock, Timeout
@@ -12,11 +11,11 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.locks import locked
 
 HOLD = """
-import sys, time
+import sys
 from drafttrain.utils.locks import locked
 with locked(sys.argv[1]):
     print("held", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -28,7 +27,8 @@ def cache(monkeypatch, tmp_path):
 @pytest.fixture
 def holder(tmp_path):
     """A process that holds `out`."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "out")], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     yield process
     process.kill()
@@ -38,9 +38,7 @@ def holder(tmp_path):
 def test_a_second_process_is_refused_until_the_first_ends(holder, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "out")
     for place in (tmp_path / "out", str(tmp_path / "here" / ".." / "out"), tmp_path / "link"):
-        with pytest.raises(
-            UserError, match="out: must be written by one process at a time, got a second|link"
-        ):
+        with pytest.raises(UserError, match="(out|link): must be written by one process at a time, got a"):
             with locked(place):
                 pass
     with locked(tmp_path / "other"):
@@ -54,7 +52,6 @@ def test_a_second_process_is_refused_until_the_first_ends(holder, tmp_path):
 
 
 def test_a_command_refuses_what_another_writes(holder, tmp_path):
-    started = time.monotonic()
     command = [
         sys.executable,
         "-m",
@@ -64,8 +61,8 @@ def test_a_command_refuses_what_another_writes(holder, tmp_path):
         "--out",
         str(tmp_path / "out"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and time.monotonic() - started < 30
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
     assert done.stderr.startswith("drafttrain: ") and "must be written by one process" in done.stderr
     assert done.stderr.count("\n") == 1
 
