@@ -254,6 +254,7 @@ class Ranks:
 
     def leave(self) -> None:
         """End the connection of a rank that gives up, while no message of a channel is under way."""
+        self._loading = None  # a group that is referred to keeps its connections
         dist.destroy_process_group()
 
     def close(self) -> None:
@@ -262,6 +263,7 @@ class Ranks:
             for tag in sorted(self._channels):  # threads have made them in any order
                 self._channels[tag].finish()
             dist.barrier()
+        self._loading = None  # a group that is referred to keeps its connections
         dist.destroy_process_group()
 
 

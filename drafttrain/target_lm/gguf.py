@@ -101,7 +101,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, IndexError, KeyError, OSError) as error:
         raise UserError(f"{path}: not a whole GGUF file ({first_line(error)}); download it again") from None
-    if (parts := metadata.get("split.count", 1)) > 1:
+    if isinstance(parts := metadata.get("split.count"), int) and parts > 1:
         raise UserError(
             f"{path}: must be a whole file, got one of {parts} parts; join them with llama-gguf-split --merge"
         )
