@@ -33,10 +33,7 @@ if [ -n "${PYTHON:-}" ] && [ -n "$found" ] && [ "$found" != "$("$python" -c "$ve
 fi
 # The scripts of an environment name the folder that it was made in.
 if [ -f .venv/bin/activate ]; then
-  made_in=
-  while read -r line; do
-    if [[ $line =~ VIRTUAL_ENV=[\'\"]?(/[^\'\"]*) ]]; then made_in=${BASH_REMATCH[1]}; fi
-  done <.venv/bin/activate
+  made_in=$(set +eu; unset VIRTUAL_ENV; . .venv/bin/activate >/dev/null 2>&1; echo "${VIRTUAL_ENV:-}")
   [ -z "$made_in" ] || [ "$made_in" -ef .venv ] || make_environment "it was made as $made_in"
 fi
 # The editable installation belongs to this folder and these dependencies.

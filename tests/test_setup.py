@@ -55,7 +55,9 @@ def test_an_environment_of_another_folder_is_made_again(checkout):
     """The scripts of an environment name its folder, so a clone that was moved needs a new one."""
     (checkout / "bin/c++").symlink_to(shutil.which("true"))
     activate = checkout / ".venv/bin/activate"
-    for place, again in ((checkout / ".venv", ""), ("/somewhere/else/.venv", "/somewhere/else/.venv")):
+    (checkout / "it's").symlink_to(checkout)
+    here, there = (checkout / ".venv", checkout / "it's/.venv"), "/somewhere/else/.venv"
+    for place, again in (*((one, "") for one in here), (there, there)):
         activate.write_text(f'# sets\nVIRTUAL_ENV="{place}"\nexport VIRTUAL_ENV\n')
         done = set_up(checkout, "true")  # makes nothing
         assert ("making .venv again: it was made as" in done.stderr) == bool(again)

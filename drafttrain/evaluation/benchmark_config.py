@@ -75,7 +75,8 @@ class TaskSpec:
         Raises:
             UserError: it is something else.
         """
-        is_file = not ("=" in text or "/" in text)  # of the working directory
+        text = text.strip()
+        is_file = not ("=" in text or "/" in text or text.startswith(HUB))  # of the working directory
         name, source = (text.partition(".")[0], text) if is_file else _named(text)
         if not name or not source or name == ALL or "/" in name:
             raise UserError(

@@ -77,8 +77,8 @@ def headline(benchmark: Benchmark, measured: Sequence[Group]) -> Headline | None
         chosen = [max(chosen, key=rank)]
         common, drafting = list(chosen[0].rows), chosen[0].drafting
     rows = tabulate([task for m in chosen for task in m.only(common)])
-    method = tree if tree in drafting else max(drafting, key=lambda name: rows[name].tokens_per_second)
     tuned = tree in drafting and benchmark.settings.get("tuning") != []  # a single tree is not tuned
+    method = tree if tuned else max(drafting, key=lambda name: rows[name].tokens_per_second)
     return Headline(method, tuned, rows[method], len(drafting), [m.name for m in chosen])
 
 

@@ -11,8 +11,9 @@ RECORD = "target.json"
 
 
 def is_known(name: str) -> bool:
-    """Return whether `fetch_target` knows the model by this name."""
-    return name.lower() == SMOLLM2
+    """Return whether `fetch_target` knows the model by this name, and it is no folder spelled like it."""
+    is_here = (Path(name) / "config.json").is_file()
+    return name == SMOLLM2 or name.lower() == SMOLLM2 and not is_here
 
 
 def read_record(folder: str | os.PathLike) -> dict[str, Any] | None:

@@ -127,13 +127,12 @@ def resolve_target(model: str) -> str:
         UserError: a path that does not exist, a folder without `config.json`, or a misspelt known name.
     """
     path = Path(os.path.expanduser(model))
-    is_here = (path / "config.json").is_file()  # a folder may have a known name
-    if is_known(model) and not is_here or path.suffix.lower() == ".gguf":
+    if is_known(model) or path.suffix.lower() == ".gguf":
         from drafttrain.target_lm.fetch import fetch_target  # for targets that are not a folder yet
 
         return str(fetch_target(model))
     if path.is_dir():
-        if not is_here:
+        if not (path / "config.json").is_file():
             has_adapter = (path / "adapter_config.json").is_file()
             remedy = MERGE if has_adapter else "name a folder that save_pretrained wrote"
             raise UserError(f"{path}: no config.json in it; {remedy}")

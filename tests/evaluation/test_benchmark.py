@@ -250,10 +250,10 @@ def test_unusable_settings_are_refused_before_anything_is_loaded(config, changes
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("text", ["all", "=x", "x=", "all=x", "a/b=x"])
+@pytest.mark.parametrize("text", ["all", "=x", "x=", "all=x", "a/b=x", "hub:gsm8k"])
 def test_tasks_are_spelled_name_and_source(text):
     assert TaskSpec.parse("a = b=c") == TaskSpec("a", "b=c")
-    assert TaskSpec.parse("absent.jsonl.gz") == TaskSpec("absent", "absent.jsonl.gz")
+    assert TaskSpec.parse(" absent.jsonl.gz") == TaskSpec("absent", "absent.jsonl.gz")
     with pytest.raises(UserError, match=r"--task: must be \[NAME=\]FILE"):
         TaskSpec.parse(text)
 

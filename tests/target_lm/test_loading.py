@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditional
 from drafttrain.kernels import dtype
 from drafttrain.target_lm import loading
 from drafttrain.target_lm.fetch import fetch_target
+from drafttrain.target_lm.known import SMOLLM2, is_known
 from drafttrain.target_lm.loading import (
     choose_dtype,
     load_for_decoding,
@@ -155,6 +157,9 @@ def test_a_folder_may_have_a_known_name(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     folder.rename("SmolLM2-135M-Instruct")
     assert resolve_target("SmolLM2-135M-Instruct") == "SmolLM2-135M-Instruct"
+    assert not is_known("SmolLM2-135M-Instruct") and is_known("SmolLM2-135M-INSTRUCT")
+    Path("SmolLM2-135M-Instruct").rename(SMOLLM2)  # as bundles record the fetched one
+    assert is_known(SMOLLM2)
 
 
 def test_an_unknown_hub_id(monkeypatch):
