@@ -161,7 +161,7 @@ def find_bundle(path: str | os.PathLike) -> Path:
 
 def is_plain_lm(path: str | os.PathLike) -> bool:
     """Return whether this is the folder or the .gguf file of a language model, not of a drafter."""
-    if Path(path).suffix == ".gguf":
+    if Path(path).suffix.lower() == ".gguf":
         return True
     if not (Path(path) / "config.json").exists():
         return False

@@ -426,8 +426,9 @@ def _refuse(
     require(mode in MODES, "generation mode", "greedy search or sampling", mode.value)
     require(not model.config.is_encoder_decoder, "model", "decoder-only", "an encoder-decoder model")
     require(not _of_caller("synced_gpus"), "synced_gpus", "off", True)
-    split = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
-    require(not split, "model", "whole on its device", "one that ZeRO-3 or FSDP splits")
+    places = set((getattr(model, "hf_device_map", None) or {}).values())
+    split = is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model) or len(places) > 1
+    require(not split, "model", "whole on one device", "one that ZeRO-3, FSDP or device_map splits")
     require(not torch.is_autocast_enabled(model.device.type), "autocast", "off", "on")
     require(config.use_cache, "use_cache", "on", config.use_cache)
     chunk = config.prefill_chunk_size

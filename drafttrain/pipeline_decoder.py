@@ -123,11 +123,12 @@ class PipelineDecoder:
         self._open = ExitStack()  # the settings of torch, until the end
         self._open.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(self.threads)
-        own = choose_dtype(self.place, config.dtype, config.device, "decoding")
-        # upper bound, states in fp32; a message is timed by its real size
-        link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 4 * self.hidden_size)
-        self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
+        self.ranks: Ranks | None = None
         with self._or_leave():
+            own = choose_dtype(self.place, config.dtype, config.device, "decoding")
+            # upper bound, states in fp32; a message is timed by its real size
+            link = config.link and Link(config.link.gbit, config.link.ms / 1e3, 4 * self.hidden_size)
+            self.ranks = Ranks(self.rank, config.world_size, config.timeout_s, link)
             # before loading, which takes long, and with other settings fails at some ranks and not at others
             self.ranks.agree("recipe and versions", fingerprint([asdict(config), versions()]))
             self.dtype = DTYPES[self.ranks.first([DTYPES.index(own)])[0]]
@@ -155,7 +156,8 @@ class PipelineDecoder:
             yield
         except UserError:
             self._open.close()
-            self.ranks.leave()
+            if self.ranks is not None:
+                self.ranks.leave()
             raise
 
     def __enter__(self) -> "PipelineDecoder":

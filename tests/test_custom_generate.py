@@ -29,6 +29,7 @@ from transformers.generation import BaseStreamer
 import drafttrain
 from drafttrain import custom_generate
 from drafttrain.custom_generate import LOADED
+from drafttrain.inference.given import file_times
 from drafttrain.kernels.linear import is_available
 from drafttrain.trees.chain import ChainPolicy
 from drafttrain.utils.errors import UserError
@@ -512,6 +513,17 @@ def test_a_drafter_that_is_exported_again_is_loaded_again(
     assert decoder() is not first
 
 
+def test_a_file_that_changes_is_noticed(tmp_path):
+    file, folder = tmp_path / "calibration.json", tmp_path / "folder"
+    folder.mkdir()
+    for path in (file, folder / "a"):
+        path.write_text("{}")
+    before = file_times([file, folder, tmp_path / "absent"])
+    assert [name for name, _ in before] == ["calibration.json", "a"]
+    os.utime(file, (1, 1))
+    assert file_times([file, folder, tmp_path / "absent"]) != before
+
+
 def test_a_wrong_tokenizer_does_not_stay(tiny_target_folder, tokenizer, tiny_bundle):
     model = AutoModelForCausalLM.from_pretrained(tiny_target_folder, dtype=torch.float32)
     model.name_or_path = ""  # as of a model that is made in a program
@@ -565,6 +577,14 @@ def test_few_decoders_are_kept(tiny_target_folder, tokenizer, tiny_bundle):
 def test_autocast_is_refused(model, tokenizer, tiny_bundle):
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(UserError, match="autocast: must be off"):
         model.generate(**inputs(tokenizer), **call(tiny_bundle))
+
+
+def test_a_model_over_several_devices_is_refused(model, tokenizer, tiny_bundle, monkeypatch):
+    monkeypatch.setattr(model, "hf_device_map", {"model": 0, "lm_head": 1}, raising=False)
+    with pytest.raises(UserError, match="model: must be whole on one device, got one that .*device_map"):
+        model.generate(**inputs(tokenizer), **call(tiny_bundle))
+    monkeypatch.setattr(model, "hf_device_map", {"": "cpu"})
+    assert model.generate(**inputs(tokenizer), **call(tiny_bundle)) is not None
 
 
 def test_an_output_longer_than_the_room_at_first(model, tokenizer, tiny_bundle, monkeypatch):

@@ -16,6 +16,7 @@ from drafttrain.drafters.new import new_drafter
 from drafttrain.inference.decode import decode
 from drafttrain.inference.params import SamplingParams
 from drafttrain.inference.proposer import NoProposer, TreeProposer
+from drafttrain.inference.rejection import _Whole
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.inference.stop import StopStrings
 from drafttrain.inference.text import TextStream
@@ -319,18 +320,38 @@ def test_a_loaded_model_and_a_policy(tiny_bundle, tiny_target_folder):
     assert all(weight.requires_grad for weight in model.parameters())  # it can be trained afterwards
 
 
-def test_another_default_dtype_changes_nothing(tiny_bundle):
+@pytest.mark.parametrize("tree", ["eagle2:top_k=3,max_depth=3,total=8", "cape", "drawn:k_config=2-1"])
+@pytest.mark.parametrize("native", [True, False])
+def test_another_default_dtype_changes_nothing(native, tree, tiny_bundle, monkeypatch):
     """As while another thread of the program loads a model in bf16."""
-    decoder = SpeculativeDecoder.from_pretrained(
-        str(tiny_bundle), dtype="float32", device="cpu", tree="eagle2:top_k=3,max_depth=3,total=8"
-    )
-    expected = [decoder.generate(PROMPT, 12, seed=3, temperature=t).token_ids for t in (0.0, 0.8)]
+    if not native:
+        monkeypatch.setenv("DRAFTTRAIN_KERNELS", "off")
+    decoder = SpeculativeDecoder.from_pretrained(str(tiny_bundle), dtype="float32", device="cpu", tree=tree)
+
+    def texts() -> list[list[int]]:
+        found = [decoder.generate(PROMPT, 12, seed=3).token_ids] if tree[:5] != "drawn" else []
+        for top_p in (1.0, 0.95):  # 0.7 and 0.95 are others in bf16, by more than their inverse's rounding
+            sampling = {"temperature": 0.7, "top_p": top_p}
+            found += [decoder.generate(PROMPT, 24, seed=seed, **sampling).token_ids for seed in range(6)]
+        return found
+
+    expected = texts()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = [decoder.generate(PROMPT, 12, seed=3, temperature=t).token_ids for t in (0.0, 0.8)]
+        found = texts()
     finally:
         torch.set_default_dtype(torch.float)
     assert found == expected
+
+
+def test_probabilities_of_drawn_trees_do_not_follow_the_default_dtype():
+    logits = torch.linspace(0, 20, 50)
+    expected = _Whole(logits, 0.7, 0.5).log_mass
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert _Whole(logits, 0.7, 0.5).log_mass == expected
+    finally:
+        torch.set_default_dtype(torch.float)
 
 
 def test_a_long_list_is_decoded_some_prompts_at_a_time(target, monkeypatch):

@@ -95,11 +95,10 @@ def _encode_batch(
         conversation = Conversation(id, messages, source)
         pieces = cut_at_turns(tokenizer, conversation, max_length)
         is_text = conversation.is_text
+        # a single piece may have none, as of a question whose call of a tool had no text
+        if not is_text and not any(piece.n_trained or piece.truncated for piece in pieces):
+            raise UserError(f"{source}: no tokens to train in its assistant turns; check the chat template")
         for number, piece in enumerate(pieces):
-            if piece.n_trained == 0 and not piece.truncated and not is_text:
-                raise UserError(
-                    f"{source}: no tokens to train in its assistant turns; check the chat template"
-                )
             out["id"].append(id if len(pieces) == 1 else f"{id}#{number}")
             out["input_ids"].append(piece.input_ids)
             out["loss_mask"].append(piece.loss_mask)

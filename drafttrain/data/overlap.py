@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from drafttrain.data.config import PromptSet
-from drafttrain.data.prompt_rows import is_known, prompt_words
+from drafttrain.data.prompt_rows import is_known, is_one_turn, prompt_words
 from drafttrain.data.prompts import ENDINGS, read_rows, spread
 from drafttrain.data.streams import open_streams, read_lines
 from drafttrain.utils.errors import UserError, brief
@@ -98,9 +98,8 @@ class MeasuredPrompts:
     def __init__(self, sets: Iterable[PromptSet]) -> None:
         telling: dict[str, list[str]] = defaultdict(list)  # by file, which several sets may share
         for one in sets:
-            rows = spread(_rows_of(one.path), one.limit)
-            turns = (turn for row in rows for turn in row[: one.turns])
-            telling[one.path] += [turn for turn in turns if not is_common(turn)]
+            rows = spread(_rows_of(one.path, one.turns), one.limit)
+            telling[one.path] += [text for row in rows for text in row if not is_common(text)]
         self._prompts = {path: EvaluationPrompts(turns) for path, turns in telling.items()}
         self._found: dict[str, list[str]] = defaultdict(list)  # turns that hold one, by file
 
@@ -139,8 +138,11 @@ def not_excluded(measured: Sequence[PromptSet], exclude: Sequence[str]) -> list[
     return [one for one in measured if Path(one.path).resolve() not in left_out]
 
 
-def _rows_of(path: str | Path) -> list[list[str]]:
-    """Return the turns of each row of a file or folder of prompts.
+def _rows_of(path: str | Path, turns: int | None = None) -> list[list[str]]:
+    """Return the texts of each row of a file or folder of prompts.
+
+    Args:
+        turns: those of the first turns alone. None: of all.
 
     Raises:
         UserError: it is unreadable or empty, or has a row without a prompt.
@@ -151,7 +153,7 @@ def _rows_of(path: str | Path) -> list[list[str]]:
     if lines and not _is_json(lines[0]):  # otherwise JSON with an unusual suffix
         rows = [[line] for line in lines]
     else:
-        rows = [_prompts_of(value, source) for _, source, value in read_rows(path)]
+        rows = [_prompts_of(value, source, turns) for _, source, value in read_rows(path)]
     if not any(rows):
         raise UserError(f"{path}: no prompts in it; give .jsonl, .json or .txt files")
     return rows
@@ -172,11 +174,12 @@ def _has_rows(path: str | Path) -> bool:
     return all(stream.suffix in ENDINGS or not stream.given for stream in open_streams(path))
 
 
-def _prompts_of(value: object, source: str) -> list[str]:
+def _prompts_of(value: object, source: str, turns: int | None) -> list[str]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, dict) or not is_known(value):
         raise UserError(
             f"{source}: no text under turns, question or prompt; give a file of evaluation prompts"
         )
-    return prompt_words(value, source)
+    words = prompt_words(value, source)
+    return words if is_one_turn(value) else words[:turns]

@@ -120,6 +120,12 @@ def prompt_words(row: dict[str, Any], source: str) -> list[str]:
     return [text for text in words if text.strip()]
 
 
+def is_one_turn(row: dict[str, Any]) -> bool:
+    """Return whether `prompt_words` of a row are all parts of one turn, not turns."""
+    form = _form_of(row)
+    return form is not None and form.ask is not None
+
+
 def is_known(row: dict[str, Any]) -> bool:
     """Return whether a row has the keys of a benchmark or a chat, with any values."""
     return _form_of(row) is not None or is_exchange(row)

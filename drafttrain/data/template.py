@@ -1,7 +1,9 @@
 """Render a conversation with a chat template, as the target was trained on it."""
 
 import os
+import re
 from dataclasses import replace
+from datetime import date
 from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
@@ -9,9 +11,11 @@ from transformers import PreTrainedTokenizerBase
 from drafttrain.data.message import Message
 from drafttrain.utils.errors import UserError, brief
 
-# Llama-3.1 and later print today's date into the system prompt unless another is given; a corpus must not
-# depend on the day on which it was made. The date is the template's own default.
-TEMPLATE_OPTIONS = {"date_string": "26 Jul 2024"}
+# Some templates print today's date into the system prompt; a corpus must not depend on the day on which it
+# was made. The date is the default of Llama-3.1's template, which takes another as `date_string`.
+TODAY = date(2024, 7, 26)
+TEMPLATE_OPTIONS = {"date_string": TODAY.strftime("%d %b %Y")}
+_FORMAT = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1")
 SECONDS, MEMORY, LONGEST = 3.0, 2 << 30, 1 << 26  # limits of rendering one chat: time, bytes, characters
 
 
@@ -48,7 +52,7 @@ def render(
     """
     from drafttrain.utils.limits import bounded  # imported here, as training on stored ids does not need it
 
-    template_of(tokenizer)
+    template = template_of(tokenizer)
     try:
         with bounded(SECONDS, MEMORY):  # a template is a program that comes with the model
             text = tokenizer.apply_chat_template(
@@ -56,6 +60,7 @@ def render(
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 continue_final_message=open_end,
+                chat_template=_on_one_day(template),
                 **TEMPLATE_OPTIONS,
             )
         if len(text) > LONGEST:
@@ -68,6 +73,17 @@ def render(
             f"{source}: must be turns that the chat template renders, got {roles} ({reason}); fix or "
             "remove the row, or use another template"
         ) from None
+
+
+@lru_cache(maxsize=8)
+def _on_one_day(template: str) -> str:
+    """Return a template in which `strftime_now` of each format that it names gives `TODAY`, not today."""
+    if "strftime_now" not in template:
+        return template
+    dates = {form: TODAY.strftime(form) for _, form in _FORMAT.findall(template)}
+    known = f"{dates!r}.get(format, {TEMPLATE_OPTIONS['date_string']!r})"
+    # the expression at the end keeps a line end after it, which goes after a block
+    return f"{{% macro strftime_now(format) %}}{{{{ {known} }}}}{{% endmacro %}}{{{{ '' }}}}{template}"
 
 
 @lru_cache(maxsize=8)

@@ -36,6 +36,15 @@ class EagleConfig(DraftModelConfig):
     noise: float = 0.1
     input_norms: bool = False
 
+    @classmethod
+    def shape(cls, target: FrozenTarget, drafter: DrafterConfig, draft_vocab_size: int) -> DraftModelConfig:
+        """Return the config as `DraftModelConfig.shape` does. A layer from a random start, without
+        `input_norms`, is a plain Llama layer for any target: EAGLE-1's layout has no other."""
+        config = super().shape(target, drafter, draft_vocab_size)
+        if drafter.init == "random" and not config.input_norms:
+            config.qk_norm = config.output_bias = config.mlp_bias = False
+        return config
+
 
 OUTPUTS = "outputs"  # carried by the state while a tree grows: the layer's outputs at its nodes [B, n, H]
 

@@ -100,7 +100,8 @@ def diagnose(
     others = [*_identity(drafter, target_lm, gain), *_trend(next(filter(Path.exists, logs), None))]
     first = next(group for group in diagnosis.tables["depth"] if group.name == "1")
     if first.accepted < SUSPICIOUS or diagnosis.accept_len < SHORT * (expected or 0.0):
-        others += _tapped(drafter, target_lm, ids[:TAP_PROMPTS], length, console)
+        tokens = min(TAP_TOKENS, max_new_tokens)  # for which the prompts have room
+        others += _tapped(drafter, target_lm, ids[:TAP_PROMPTS], length, tokens, console)
     diagnosis.changes = ranked([*diagnosis.changes, *others])
     show(diagnosis, length, console)
     if out is not None:
@@ -141,7 +142,12 @@ def _trend(log: Path | None) -> list[Change]:
 
 
 def _tapped(
-    drafter: DraftModel, target: FrozenTarget, prompts: Sequence[list[int]], length: int, console: Console
+    drafter: DraftModel,
+    target: FrozenTarget,
+    prompts: Sequence[list[int]],
+    length: int,
+    new_tokens: int,
+    console: Console,
 ) -> list[Change]:
     """Decode with each block tapped in turn, and report one with which clearly more drafts are accepted."""
     own = list(target.tapped_blocks)
@@ -152,7 +158,7 @@ def _tapped(
         with counted("trying other tapped blocks", target.n_blocks + 1, console=console) as advance:
             for block in range(target.n_blocks + 1):
                 target.tap([block])
-                tried_drafts(target, drafter, prompts, length, TAP_TOKENS, stats := DecodeStats())
+                tried_drafts(target, drafter, prompts, length, new_tokens, stats := DecodeStats())
                 found[block] = stats.accept_len
                 advance(1)
     finally:

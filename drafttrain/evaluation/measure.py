@@ -163,8 +163,8 @@ class MeasurementLog:
         head = json.dumps({"measured": key}).encode()
         if len(lines) > 1 and lines[0] != head and not replace:
             raise UserError(
-                f"{self.path}: holds measurements of other things (methods, prompts, settings or machine); "
-                "name another folder, or delete it"
+                f"{self.path}: holds measurements of other things (methods, prompts, settings, machine, or "
+                "costs measured again); name another folder, or delete it"
             )
         if lines[:1] != [head]:
             lines = [head]

@@ -94,7 +94,7 @@ def is_hub_id(name: str) -> bool:
 
 def is_path(name: str) -> bool:
     """Return whether a target's name is a path on this machine, even if it looks like a Hub id."""
-    is_file = name.endswith(".gguf") or Path(name).exists()
+    is_file = name.lower().endswith(".gguf") or Path(name).exists()
     return is_file or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 

@@ -36,7 +36,7 @@ from drafttrain.target_lm.known import is_known
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import read_json, require_file
 from drafttrain.utils.folders import new_folder
-from drafttrain.utils.manifest import is_ours, write_manifest
+from drafttrain.utils.manifest import MANIFEST, is_ours, write_manifest
 
 MAIN = "main"
 # branch names that `git check-ref-format` accepts
@@ -143,7 +143,8 @@ def _check_place(out: Path, publication: Publication) -> None:
         raise UserError(f"{out}: must be a folder of its own, got the working directory; name another")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    unchanged = out.is_dir() and is_ours(out, {*CONTENTS, README})
+    is_listed = (out / MANIFEST).exists()  # then a file with one of our names may be the user's
+    unchanged = out.is_dir() and is_ours(out, () if is_listed else {*CONTENTS, README})
     card = (
         (out / README).read_text("utf-8", errors="replace") if unchanged and (out / README).exists() else ""
     )

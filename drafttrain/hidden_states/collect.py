@@ -43,7 +43,8 @@ from drafttrain.utils.disk import require_free_disk
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.progress import counted
 
-PATIENCE_S = 3600.0  # without a new shard, after which a process assumes that the others are dead
+PATIENCE_S = 3600.0  # without a new document, after which a process assumes that the others are dead
+ALIVE = ".alive-{}"  # a rank's file, touched for each document
 
 
 @dataclass
@@ -291,8 +292,11 @@ class _Collection:
         )
         documents: list[Document | Link] = [empty] * (last - first)
         bad = []
+        alive = self.folder / ALIVE.format(_rank())
         for place, document in self._states(rows):
             advance(len(document.tokens))
+            if _world() > 1:
+                alive.touch()
             if isinstance(document, Link):
                 documents[place] = document
                 continue
@@ -354,13 +358,15 @@ class _Collection:
             return self.manifest.n_shards - len(shards)
 
         stopped = f"{self.folder}: the other processes have stopped; run the same command again"
-        _wait(missing, stopped)
+        _wait(missing, stopped, [self.folder / ALIVE.format(rank) for rank in range(_world())])
         self.manifest.skipped = [name for index in sorted(shards) for name in shards[index].skipped]
         self._refuse_skipped(self.manifest.skipped)
         self.manifest.complete = True
         if _rank() == 0:
             linked = {path for shard in shards.values() for path in shard.files}
             for path in set(self.folder.glob("recorded-*")) - linked:  # of shards that were made again
+                path.unlink()
+            for path in self.folder.glob(ALIVE.format("*")):
                 path.unlink()
             self.manifest.write(self.folder)
         _wait(lambda: int(not read_manifest(self.folder).complete), stopped)
@@ -415,15 +421,25 @@ def _size(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
 
 
-def _wait(missing: Callable[[], int], message: str) -> None:
-    """Return when nothing is missing; raise UserError if the number has not changed for `PATIENCE_S`."""
-    last, deadline = -1, 0.0
+def _wait(missing: Callable[[], int], message: str, alive: Sequence[Path] = ()) -> None:
+    """Return when nothing is missing; raise UserError if neither the number nor a file has changed for
+    `PATIENCE_S`."""
+    last, deadline = None, 0.0
     while n := missing():
-        if n != last:
-            last, deadline = n, time.monotonic() + PATIENCE_S
+        now = n, list(map(_changed, alive))
+        if now != last:
+            last, deadline = now, time.monotonic() + PATIENCE_S
         if time.monotonic() > deadline:
             raise UserError(message)
         time.sleep(0.2)
+
+
+def _changed(file: Path) -> int:
+    """Return the time of a file's last change in ns; 0 where there is none."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _rank() -> int:

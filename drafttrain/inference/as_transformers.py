@@ -72,8 +72,8 @@ class AsTransformers(AcceptanceRule):
             UserError: a processor runs the model itself, or its scores for a row depend on the other rows.
         """
         if len(texts) > 1:
-            noise = torch.randn(len(texts), vocab_size, generator=torch.Generator().manual_seed(0))
-            noise = noise.to(texts[0].device)  # [B, V]
+            shape, generator = (len(texts), vocab_size), torch.Generator().manual_seed(0)
+            noise = torch.randn(shape, generator=generator, dtype=torch.float).to(texts[0].device)  # [B, V]
             for one in processors:
                 _require_rows(
                     one, "logits_processor", texts, lambda own, ids, rows: own(ids, noise[rows].clone())

@@ -15,9 +15,10 @@ from drafttrain.utils.errors import UserError
 from drafttrain.utils.threads import limit_threads
 
 
-def file_times(folders: Iterable[Path]) -> list[tuple[str, int]]:
-    """Return name and time of the last change (ns) of each file in those of the folders that exist."""
-    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
+def file_times(places: Iterable[Path]) -> list[tuple[str, int]]:
+    """Return name and time of the last change (ns) of the files among these places, and of each file in the
+    folders among them."""
+    files = [file for place in places for file in (sorted(place.iterdir()) if place.is_dir() else [place])]
     return [(file.name, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
 

@@ -159,7 +159,7 @@ class _Whole:
     def __init__(self, logits: torch.Tensor, temperature: float, uniform: float):
         self.logits, self.temperature, self.uniform = logits, temperature, uniform
         share = torch.tensor([uniform], dtype=torch.float64, device=logits.device)  # [1]
-        rounded = torch.tensor([temperature], device=logits.device)  # [1]
+        rounded = torch.tensor([temperature], dtype=torch.float, device=logits.device)  # [1]
         token, log_mass = draw_logits(logits[None], rounded, share)
         self.token, self.log_mass = int(token), float(log_mass)
 

@@ -155,8 +155,10 @@ class Sampler:
     def __init__(self, params: Sequence[SamplingParams]):
         self.params = list(params)
         self.whole = all(one.temperature > 0 and not is_cut(one) for one in self.params)
-        self.temperature = torch.tensor([one.temperature for one in self.params])  # [B]
-        self.top_p = torch.tensor([one.top_p for one in self.params])  # [B]
+        # named, as another thread's `from_pretrained` changes the default for all
+        dtype = torch.float
+        self.temperature = torch.tensor([one.temperature for one in self.params], dtype=dtype)  # [B]
+        self.top_p = torch.tensor([one.top_p for one in self.params], dtype=dtype)  # [B]
         self.top_k = torch.tensor([one.top_k or NO_LIMIT for one in self.params], dtype=torch.long)  # [B]
 
     def pick(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

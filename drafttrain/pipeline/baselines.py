@@ -55,19 +55,25 @@ def stpp(me: Member, request: Request) -> Program:
     accept, began = rule_for([request.sampling], draws=False), me.clock()
     if isinstance(accept, SamplingRule):
         accept.emitted = [1]  # the first token is drawn
+    started = 0.0
+
+    def hold() -> None:
+        """Hold a drafting step back until its declared time."""
+        nonlocal started
+        me.wait()
+        me.draft_pace.wait(started)
+        started = time.perf_counter()
+
     while not is_done(output.tokens, request):
         output.timesteps += len(layout.groups)
         flow = None
         if me.drafter is not None:
             with me.computing:
                 clock, started = me.clock(), time.perf_counter()
-                # steps are counted where they are paced: native growth is one call
-                drafter = me.drafter if me.draft_pace.seconds is None else Counting(me.drafter)
+                # each step is held where they are paced; native growth is one call
+                drafter = me.drafter if me.draft_pace.seconds is None else Counting(me.drafter, hold)
                 drafts = me.policy.grow(drafter, state, torch.tensor([token], device=me.device))
                 me.wait()
-                for _ in getattr(drafter, "sizes", ()):
-                    me.draft_pace.wait(started)
-                    started = time.perf_counter()
                 me.done("C", "dec", 0, output.timesteps, clock)
             flow = Flow(drafts.tokens[0].cpu(), drafts.parents[0].cpu())
             if me.rank != layout.stages[0]:

@@ -142,8 +142,9 @@ class Pace:
         """Sleep until the declared time of a piece of work over `tokens` has passed since `started`."""
         if self.seconds is None:
             return
-        left = started + self.seconds(tokens) - time.perf_counter()
-        self.held, self.late = self.held + 1, self.late + (left < 0)
+        left = started + (declared := self.seconds(tokens)) - time.perf_counter()
+        if declared:  # what takes no time cannot be late
+            self.held, self.late = self.held + 1, self.late + (left < 0)
         if left > 0:
             time.sleep(left)
 

@@ -6,7 +6,7 @@ for each node of the layer above. The target's token after the root either is on
 hit: only that child's sub-tree stays) or is not (a miss: the tree begins again with that token).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,8 +229,12 @@ class Counting:
 
     grow_natively = None  # native growth would bypass the counted steps
 
-    def __init__(self, drafter: Drafter):
-        self._drafter, self.sizes = drafter, []
+    def __init__(self, drafter: Drafter, hold: Callable[[], None] = lambda: None):
+        """
+        Args:
+            hold: called after each step.
+        """
+        self._drafter, self._hold, self.sizes = drafter, hold, []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
@@ -239,8 +243,12 @@ class Counting:
         self, state: Any, tree: TokenTree, frontier: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.sizes.append(frontier.shape[1])
-        return self._drafter.top(state, tree, frontier, k)
+        found = self._drafter.top(state, tree, frontier, k)
+        self._hold()
+        return found
 
     def expand(self, state: Any, tree: TokenTree, frontier: torch.Tensor) -> torch.Tensor:
         self.sizes.append(frontier.shape[1])
-        return self._drafter.expand(state, tree, frontier)
+        found = self._drafter.expand(state, tree, frontier)
+        self._hold()
+        return found

@@ -104,7 +104,7 @@ class SchedulerConfig:
 
     verifier: Literal["one", "batched"] = "batched"
     drafting: Literal["each", "joined"] = "joined"
-    sequences: int = setting(8, ge=1)
+    sequences: int = setting(8, ge=1, le=1024)
     overlap: bool | Literal["auto"] = "auto"
     threads: list[int] | None = None
     shared_ngrams: bool | Literal["auto"] = "auto"

@@ -33,6 +33,7 @@ from drafttrain.reasoning.prefixes import Encoding, PrefixStore
 from drafttrain.reasoning.timeline import DRAFTER, TARGET, Timeline
 from drafttrain.target_lm.model import TargetStates
 from drafttrain.trees.tree import TokenTree
+from drafttrain.utils.errors import UserError
 
 
 @dataclass(eq=False)
@@ -86,6 +87,7 @@ class Execution:
         waiting: number of waiting requests of each prompt.
         live: number of branches that are encoded and have not ended.
         failed: those of them whose drafts have failed, until they are ended.
+        mistake: of the user's, which drafting has met, such as a damaged n-gram cache.
         added: number of requests so far.
         is_beside: whether a forward runs in another thread.
         marked: clock time from which `lap` counts.
@@ -108,6 +110,7 @@ class Execution:
     waiting: Counter[tuple[int, ...]] = field(default_factory=Counter)
     live: int = 0
     failed: list[Branch] = field(default_factory=list)
+    mistake: UserError | None = None
     added: int = 0
     is_beside: bool = False
 
@@ -285,7 +288,13 @@ class Execution:
             self._start(forward.encoded)
 
     def _end_failed(self) -> None:
-        """End the branches whose drafts have failed."""
+        """End the branches whose drafts have failed.
+
+        Raises:
+            UserError: for a reason that the user can remove: no branch is to end with it.
+        """
+        if self.mistake is not None:
+            raise self.mistake
         while self.failed:
             self._end(self.failed.pop(0))
         self.lap()
@@ -406,8 +415,11 @@ class Execution:
             except BaseException as error:  # of any kind: the other branches go on
                 if cores is None and not isinstance(error, Exception):  # Ctrl-C, in the main thread
                     raise
-                if len(branches) == 1:
-                    branches[0].fail(error)
+                if isinstance(error, UserError):
+                    self.mistake = error
+                if len(branches) == 1 or self.mistake:
+                    for branch in branches:
+                        branch.fail(error)
                     return
         for branch in branches:
             self._draft([branch], name, cores)

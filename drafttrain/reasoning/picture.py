@@ -45,7 +45,7 @@ def to_html(trace: Trace) -> str:
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.from_string((files(__package__) / "tree.html").read_text(encoding="utf-8"))
-    return template.render(trace=trace, root=_drawn(trace), summary=summary(trace))
+    return template.render(trace=trace, steps=_in_order(_drawn(trace)), summary=summary(trace))
 
 
 def to_graphviz(trace: Trace) -> str:
@@ -83,6 +83,17 @@ def summary(trace: Trace) -> str:
         f"{len(trace.states)} states, {calls} calls in {len(trace.rounds)} rounds, {tokens} tokens, "
         f"{trace.seconds:.1f} s, {trace.without_score} answers without a score; {end}"
     )
+
+
+def _in_order(root: Drawn) -> list[tuple[Drawn, int]]:
+    """Return all nodes, each before those below it, with the number of levels that end after it. A page that
+    is made from a list has no limit of depth, as recursion has."""
+    nodes, waiting = [], [root]
+    while waiting:
+        nodes.append(waiting.pop())
+        waiting += reversed(nodes[-1].children)
+    depths = [len(node.path) for node in nodes] + [0]
+    return [(node, len(node.path) - after) for node, after in zip(nodes, depths[1:])]
 
 
 def _drawn(trace: Trace) -> Drawn:

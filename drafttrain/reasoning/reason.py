@@ -5,6 +5,8 @@ a run is interrupted, and a restarted search takes the recorded answers from it.
 """
 
 import itertools
+import json
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +24,8 @@ from drafttrain.reasoning.tasks.task import Ask, Problem, Task
 from drafttrain.reasoning.trace import REMEDY, Trace, answer_of, is_record_of, record
 from drafttrain.reasoning.tree import State, ThoughtTree
 from drafttrain.utils.errors import UserError
+from drafttrain.utils.files import fingerprint
+from drafttrain.utils.provenance import HASHES, Hashes, content_hash
 
 SUMMARY = "summary.json"  # sums over all trees, in the folder of the traces
 PAUSE = 1.0  # minimum seconds between two writes of a trace within a round
@@ -35,11 +39,19 @@ class Growth:
         trace: its rounds so far, and the whole tree at the end.
     """
 
-    def __init__(self, task: Task, problem: Problem, config: SearchConfig, file: Path | None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        problem: Problem,
+        config: SearchConfig,
+        file: Path | None,
+        weights: str | None = None,
+    ) -> None:
         """Start or resume a tree.
 
         Args:
             file: of the trace; an existing trace is resumed. None: nothing is written.
+            weights: hash of the target's. None: unknown.
 
         Raises:
             UserError: the file is damaged, or its tree has other settings.
@@ -54,6 +66,7 @@ class Growth:
         tree = settings.get("tree") or "drawn"  # null: the bundle's policy, which may be
         if settings.get("drafter") and tree.startswith("drawn"):  # draws depend on which answers get drafts
             settings["short"] = config.scheduler.short
+        settings |= {"weights": weights} if weights else {}
         self.trace = Trace(task.name, {"id": problem.id, "text": problem.text}, settings)
         self._rounds = self._grow(parse_search(config.search).run(self._tree, config.breadth))
         self._waiting: dict[tuple[NodePath, int], tuple[int, Numbered]] = {}  # with the number of its line
@@ -136,7 +149,9 @@ class Growth:
         for entry, before in zip(self.trace.rounds, recorded.rounds):
             entry["seconds"] = before["seconds"]
         self._spent, self._begun = self._entry["seconds"], time.perf_counter()
-        if self.trace.finished and not recorded.finished:  # the run ended between its last answer and the end
+        # the run ended between its last answer and the end, or the problem's reference was corrected since
+        checked = json.dumps(self.trace.result) == json.dumps(recorded.result)
+        if self.trace.finished and not (recorded.finished and checked):
             self.save()
 
     def _grow(self, search: Rounds[State | None]) -> Rounds[None]:
@@ -233,13 +248,15 @@ def grow_all(
 
 
 def reason_from(
-    config: ReasonConfig, begin: Callable[[int, int], Generate], note: Callable[[Trace], None]
+    config: ReasonConfig,
+    begin: Callable[[int, Sequence[Trace]], Generate],
+    note: Callable[[Trace], None],
 ) -> None:
     """Grow a tree for each problem of a recipe; traces are files in `config.out`, named by the problems' ids.
 
     Args:
-        begin: called with the numbers of problems and of finished trees after all existing traces have been
-            read, unless all trees are finished; returns the function that answers calls.
+        begin: called with the number of problems and the traces of finished trees after all existing traces
+            have been read, unless all trees are finished; returns the function that answers calls.
         note: called with the trace of each tree that is finished.
 
     Raises:
@@ -257,14 +274,29 @@ def reason_from(
         raise UserError(
             f"{config.task.path}: ids must differ, also as names of files, got {twice[0]} twice; rename one"
         )
-    finished = 0
+    weights = _weights(config.target, out)
+    finished = []
     for problem, file in zip(problems, files):  # before a model is loaded
-        if file.exists():
-            finished += not Growth(task, problem, config, file).waiting
+        if file.exists() and not (growth := Growth(task, problem, config, file, weights)).waiting:
+            finished.append(growth.trace)
     nothing = in_rounds(list)  # finished trees have no calls
-    generate = nothing if finished == len(problems) else begin(len(problems), finished)
-    trees = (Growth(task, problem, config, file) for problem, file in zip(problems, files))
+    generate = nothing if len(finished) == len(problems) else begin(len(problems), finished)
+    trees = (Growth(task, problem, config, file, weights) for problem, file in zip(problems, files))
     grow_all(trees, generate, note, config.task.at_once)
+
+
+def _weights(target: str, out: Path) -> str | None:
+    """Return a hash of a target's config and weights in a folder or file, which may be replaced between two
+    runs; None for a Hub id or a known name."""
+    place, hashes = Path(os.path.expanduser(target)), Hashes(out / HASHES)
+    files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+    if not files:
+        return None
+    files += [place / "config.json"] if place.is_dir() else []
+    found = fingerprint([content_hash(file, hashes) for file in files])
+    if out.is_dir():
+        hashes.save()
+    return found
 
 
 def trace_file(folder: Path, problem_id: str) -> Path:

@@ -4,8 +4,7 @@ This module depends neither on files nor on the engine that answers.
 """
 
 import hashlib
-from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -192,12 +191,12 @@ def _questions(conversation: Conversation) -> tuple[list[Message], list[str]]:
 
 
 class TurnQueue:
-    """Iterator over the turns that can be asked now, in which prompts of similar length follow each other.
+    """Iterator over the turns that can be asked now.
 
-    Ready turns are kept sorted by prompt length and taken in a sweep from short to long, again and again. New
-    conversations join at the start of a sweep, next turns as soon as the answer before them is there. It
-    yields `ChatRequest`s, as `decode_requests` reads them: None means that all remaining turns wait for an
-    answer.
+    A conversation that has begun goes on before others begin, so that few are unfinished when a limit or
+    Ctrl-C ends the run. First turns are kept sorted by prompt length and taken from short to long, so that
+    similar lengths follow each other, and filled up again once all are taken. It yields `ChatRequest`s, as
+    `decode_requests` reads them: None means that all remaining turns wait for an answer.
     """
 
     def __init__(
@@ -210,25 +209,22 @@ class TurnQueue:
         Args:
             dialogues: taken as they are needed.
             to_request: makes the request of a dialogue's next turn; None gives the dialogue up.
-            window: number of turns kept ready and sorted.
+            window: number of first turns that are sorted at a time.
         """
         self._fresh, self._to_request, self._window = iter(dialogues), to_request, window
-        self._ready: list[ChatRequest] = []
+        self._first: deque[ChatRequest] = deque()
+        self._next: deque[ChatRequest] = deque()
         self._running: dict[str, Dialogue] = {}
         self._known: dict[str, Dialogue] = {}
-        self._length = 0  # where the sweep is
 
     def __iter__(self) -> "TurnQueue":
         return self
 
     def __next__(self) -> ChatRequest | None:
-        start = bisect_left(self._ready, self._length, key=_prompt_length)
-        if start == len(self._ready):
+        if not self._next and not self._first:
             self._add_fresh()
-            start = 0
-        if self._ready:
-            request = self._ready.pop(start)
-            self._length = len(request.prompt_ids)
+        if waiting := self._next or self._first:
+            request = waiting.popleft()
             self._running[request.id] = self._known.pop(request.id)
             return request
         if any(len(dialogue.answers) + 1 < len(dialogue.questions) for dialogue in self._running.values()):
@@ -245,13 +241,11 @@ class TurnQueue:
         if request is None:
             return False
         self._known[dialogue.id] = dialogue
-        insort(self._ready, request, key=_prompt_length)
+        self._next.append(request)
         return True
 
     def _add_fresh(self) -> None:
-        while len(self._ready) < self._window and (dialogue := next(self._fresh, None)) is not None:
+        while len(self._next) < self._window and (dialogue := next(self._fresh, None)) is not None:
             self.put(dialogue)
-
-
-def _prompt_length(request: Request) -> int:
-    return len(request.prompt_ids)
+        self._first.extend(sorted(self._next, key=lambda request: len(request.prompt_ids)))
+        self._next.clear()

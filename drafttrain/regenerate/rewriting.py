@@ -42,7 +42,7 @@ from drafttrain.utils.progress import counted
 if TYPE_CHECKING:
     from drafttrain.data.config import PromptSet, RegenerateConfig
 
-SWEEP = 8  # turns kept ready, among which similar prompt lengths are found, per answer under way
+SORTED = 8  # first turns that are asked in order of their length, per answer under way
 ENOUGH_TO_JUDGE = 20  # failures from which their share is compared with max_failed
 FEW = 3  # failures that are accepted at the end regardless of their share
 
@@ -116,6 +116,7 @@ class Rewriting:
         self.file = ResponseFile(out)
         self.tried = 0
         self.taken: set[str] = set()  # ids of dialogues that continue another run's answers
+        self.begun: set[str] = set()  # ids of dialogues that this call has asked
         self.limit = ""  # name of the limit that ended it early
 
     def recover(self) -> None:
@@ -161,8 +162,9 @@ class Rewriting:
         config, begun = self.config, time.monotonic()
         self.tried = 0
         under_way = config.server.concurrency if config.server else config.batch_rows
-        waiting = (self.pending[id] for id in list(self.pending))
-        turns = TurnQueue(waiting, self.to_request, SWEEP * under_way)
+        # the time must not run out before the longer prompts: only a few at a time are sorted then
+        window = under_way if config.max_minutes is not None else SORTED * under_way
+        turns = TurnQueue(self._waiting(), self.to_request, window)
         earlier = len(self.order) - len(self.pending)
         with counted("regenerate", len(self.order), "conversations", console, earlier) as advance:
             shown = _Shown(self, advance)
@@ -190,6 +192,15 @@ class Rewriting:
             self.write(dialogue, dialogue.to_row())  # without the answers that were not reached
         if self.pending:
             self.skipped[f"not reached before {self.limit}"] += len(self.pending)
+
+    def _waiting(self) -> Iterator[Dialogue]:
+        """Yield what is pending, in order, until as many have begun as `max_rows` has room for: of more,
+        those with the shortest answers would be kept."""
+        done = self.report.written + self.report.failed
+        for id in list(self.pending):
+            if self.config.max_rows is not None and done + len(self.begun) >= self.config.max_rows:
+                return
+            yield self.pending[id]
 
     def check_rows(self) -> None:
         """Check that there are fewer conversations than `max_rows`, those of earlier calls included.
@@ -244,6 +255,7 @@ class Rewriting:
                 self.skipped["prompt longer than max_prompt_tokens"] += 1
                 del self.pending[dialogue.id]
             return None
+        self.begun.add(dialogue.id)
         sampling = SamplingParams(
             temperature=dialogue.temperature,
             top_p=self.config.top_p if dialogue.temperature else 1.0,

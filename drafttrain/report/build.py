@@ -139,8 +139,8 @@ def make_page(
     ]
     if benchmark.unfinished:
         page.sections[0].notes.append(
-            "Measurements that were cut off or of an unfinished repeat are left out: "
-            f"{benchmark.unfinished}. The command that measures continues them."
+            f"Left out, so that every turn counts with as many repeats: {benchmark.unfinished} measurements. "
+            "The command that measures continues them."
         )
     page.sources = [source(file) for part in (benchmark, *bundles) for file in part.files]
     if head is not None:

@@ -45,8 +45,9 @@ def dump_trees(
     folder = find_bundle(bundle)
     loaded = load_bundle(folder, target=target, dtype=dtype, device=device, own_classifier=False)
     settings = {name: value for name, value in asdict(config).items() if name not in ("prompts", "rows")}
+    in_one_file = (folder / WEIGHTS).exists()  # a small LM's weights may be in several
     made_from = {
-        "drafter": files_hash(folder, (CONFIG, WEIGHTS)),
+        "drafter": files_hash(folder, (CONFIG, WEIGHTS)) if in_one_file else loaded.fingerprints["drafter"],
         "prompts": content_hash(config.prompts.path),
         "target": loaded.target.fingerprint,
         "dtype": dtype_name(loaded.target.dtype),

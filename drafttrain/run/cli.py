@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_terminated_like_interrupted())
             for name in WRITTEN:
-                if name in args:
+                if name in args and (name != "trace" or "prompt" in args):  # a report without prompt reads it
                     from drafttrain.utils.locks import locked
 
                     setattr(args, name, os.path.expanduser(getattr(args, name)))  # the shell leaves --out=~/x

@@ -74,7 +74,7 @@ def option(parser: argparse._ActionsContainer, shown: str, text: str, **settings
         name = name.lower()
     elif value:
         settings = {"metavar": value[0], "type": positive if value[0] == "N" else filled, **settings}
-        settings |= {"nargs": "+"} if value[-1] == "..." else {}
+        settings |= {"nargs": "+", "action": "extend"} if value[-1] == "..." else {}
     elif "choices" not in settings:
         is_off = name.startswith("--no-")
         dest = {"dest": name.removeprefix("--no-").replace("-", "_")} if is_off else {}

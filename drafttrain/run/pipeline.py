@@ -277,7 +277,9 @@ def run_rank(config: PipelineConfig) -> str | None:
     if decoder.rank:
         return None
     if late is not None and late > LATE:
-        print(f"drafttrain: pace: {late:.0%} of the work took longer; raise pace.stage_ms", file=sys.stderr)
+        keys = [f"pace.{name}" for name, value in asdict(config.pace).items() if value is not None]
+        remedy = f"raise {' or '.join(keys)}"
+        print(f"drafttrain: pace: {late:.0%} of the work took longer; {remedy}", file=sys.stderr)
     shown = {key: summary[key] for key in SHOWN if summary[key] is not None} | {"out": config.out}
     return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in shown.items())
 

@@ -178,7 +178,8 @@ def quickstart(path: str, minutes: float, words: Sequence[str], begun: float) ->
         overrides = untouched(overrides_of(planned, speeds, recipe), words)
         measured = {"made_for": made_for, "speeds": asdict(speeds), "seconds": seconds}
         write_json(file, {**measured, "plan": asdict(planned), "overrides": overrides})
-        planned_words = [word for key, value in overrides.items() for word in (f"--{key}", json.dumps(value))]
+        texts = {key: json.dumps(value, ensure_ascii=False) for key, value in overrides.items()}
+        planned_words = [word for key, text in texts.items() for word in (f"--{key}", text)]
         workflow = Workflow(load_recipe(path, [*planned_words, *words]), STAGES)
         workflow.run()
         return workflow.folder("export")

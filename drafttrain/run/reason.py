@@ -16,6 +16,7 @@ from drafttrain.utils.locks import locked
 if TYPE_CHECKING:
     from drafttrain.reasoning.config import ReasonConfig
     from drafttrain.reasoning.interface import Answer, Call, Generate, Then
+    from drafttrain.target_lm.model import FrozenTarget
 
 PREFIX_TOKENS = 8192  # tokens of prompts whose KV cache is kept
 
@@ -74,26 +75,29 @@ def grow(config: "ReasonConfig", load: Callable[[], "Generate"]) -> dict[str, An
     from drafttrain.reasoning.trace import Trace, totals
     from drafttrain.utils.writing import write_json, write_text
 
-    traces, total = [], 0
+    traces, before, total = [], {}, 0  # finished traces; those of earlier runs whose turn has not come, by id
 
-    def begin(problems: int, finished: int) -> "Generate":
+    def begin(problems: int, finished: Sequence[Trace]) -> "Generate":
         nonlocal total
         total = problems
-        print(f"{problems} problems, {finished} finished before; traces and pages: {config.out}", flush=True)
+        before.update((trace.problem["id"], trace) for trace in finished)
+        ready = f"{problems} problems, {len(finished)} finished before"
+        print(f"{ready}; traces and pages: {config.out}", flush=True)
         return load()
 
     def note(trace: Trace) -> None:
         page = trace_file(Path(config.out), trace.problem["id"]).with_suffix(".html")
         write_text(page, to_html(trace))
         traces.append(trace)
+        before.pop(trace.problem["id"], None)
         count = f"{len(traces)} of {total}, " if total else ""
         print(f"{count}problem {trace.problem['id']}: {summary(trace)}", flush=True)
 
     try:
         reason_from(config, begin, note)
     finally:  # also if the run is interrupted
-        sums = totals(traces)
-        if traces:
+        sums = totals(whole := [*traces, *before.values()])
+        if whole:
             write_json(Path(config.out) / SUMMARY, sums)
     print(", ".join(f"{key.replace('_', ' ')} {value:.6g}" for key, value in sums.items()))
     return sums
@@ -116,6 +120,7 @@ def scheduled(config: "ReasonConfig") -> "Generate":
         loaded = SpeculativeDecoder.self_draft(config.target, dtype=config.dtype)
     else:
         loaded = SpeculativeDecoder(load_for_decoding(config.target, dtype=config.dtype), NoProposer())
+    _warn_of_thinking(loaded.target)
     prefixes = PREFIX_TOKENS if config.prefixes else 0
     decoder = ScheduledDecoder(loaded.target, loaded.proposer, config.scheduler, prefixes)
 
@@ -129,3 +134,19 @@ def scheduled(config: "ReasonConfig") -> "Generate":
             ) from error
 
     return answer
+
+
+def _warn_of_thinking(target: "FrozenTarget") -> None:
+    """Warn of a target that thinks before each answer, unless its template's default is not to."""
+    from drafttrain.data.message import Message
+    from drafttrain.data.template import render, template_of
+
+    if "<think>" not in template_of(target.tokenizer):
+        return
+    begun = render(target.tokenizer, [Message("user", "Hello.")], target.name, generation_prompt=True)
+    if "</think>" not in begun:  # templates that leave thinking out close it themselves
+        warnings.warn(
+            f"{target.name}: its template makes it think before it answers, and thoughts and scores are read "
+            "from what comes first; use a copy whose chat_template.jinja leaves thinking out",
+            stacklevel=2,
+        )

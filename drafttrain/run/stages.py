@@ -35,6 +35,7 @@ Folders = dict[str, Path]
 CORPUS = "corpus"  # folder of the stage corpus
 ANSWERS = "regenerated"  # of the stage regenerate
 NGRAMS = "ngrams"  # of the stage ngrams
+NOT_OF_A_MODEL = "*.yaml", "*.yml", "*.jsonl", "*.jsonl.gz", "*.html", "*.log"  # recipes, chats and the like
 
 
 def stored_blocks(recipe: Recipe) -> list[int]:
@@ -115,7 +116,7 @@ def _fetch_target(recipe: Recipe, folders: Folders, out: Path) -> None:
     if _is_trained(recipe) and "model" not in recipe.drafter.settings and kind not in SUPPORTED_TARGETS:
         known = ", ".join(SUPPORTED_TARGETS)  # training refuses it, after hours of answers and states
         warnings.warn(f"target.model: must be one of {known} to train a drafter, got {kind}", stacklevel=2)
-    files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else []
+    files = _model_files(place) if place.is_dir() else []
     hashes = {path.name: sha256_file(path) for path in files}
     # a hidden file, which is not hashed: later stages do not depend on where the target is on this machine
     write_json(out / PLACE, {"place": str(place)})
@@ -343,13 +344,25 @@ def _ngram_section(recipe: Recipe) -> dict[str, Any]:
     return section
 
 
+def _target_files(model: str) -> list[str]:
+    """Return the files of a target in a folder, or its single file; none for a Hub id or a known name."""
+    folder = Path(os.path.expanduser(model))
+    return [str(file) for file in _model_files(folder)] if folder.is_dir() else _local(model)
+
+
+def _model_files(folder: Path) -> list[Path]:
+    """Return the files of a model's folder, without those that a user who works in it keeps there."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return [file for file in files if not any(file.match(pattern) for pattern in NOT_OF_A_MODEL)]
+
+
 STAGES = [
     Stage(
         name="fetch-target",
         folder="target",
         run=_fetch_target,
         section=lambda recipe: {"target": {"model": recipe.target.model, "source": recipe.target.source}},
-        files=lambda recipe: _local(recipe.target.model),
+        files=lambda recipe: _target_files(recipe.target.model),
     ),
     Stage(
         name="regenerate",

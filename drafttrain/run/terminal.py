@@ -67,15 +67,19 @@ def generate(
         token_ids += piece.token_ids
     console.print("\n")
     plain = decoder.autoregressive(prompt, max_new_tokens, sampling, stop) if compare else None
-    console.print(figures(stats, token_ids, plain), soft_wrap=True)
+    console.print(figures(stats, token_ids, plain, decoder.proposer.draws), soft_wrap=True)
 
 
 def _warn(console: Console, warning: str) -> None:
     console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)  # it may name paths
 
 
-def figures(stats: DecodeStats, token_ids: list[int], plain: Result | None) -> str:
-    """Return accept_len and tokens/s, with an autoregressive run also speedup and whether outputs agree."""
+def figures(stats: DecodeStats, token_ids: list[int], plain: Result | None, draws: bool = False) -> str:
+    """Return accept_len and tokens/s, with an autoregressive run also speedup and whether outputs agree.
+
+    Args:
+        draws: candidates were drawn: a text with the same seed is another one of the same distribution.
+    """
     line = f"accept_len {stats.accept_len:.2f}, {stats.tokens_per_second:.1f} tokens/s"
     if plain is None:
         return line
@@ -85,6 +89,8 @@ def figures(stats: DecodeStats, token_ids: list[int], plain: Result | None) -> s
     line += f", speedup {speedup:.2f} against autoregressive decoding ({slow:.1f} tokens/s)"
     if plain.token_ids == token_ids:
         return line + ", same output"
+    if draws:
+        return line + ", another text of the same distribution, as with all drawn trees"
     pairs = enumerate(zip(plain.token_ids, token_ids))
     first = next((i for i, (a, b) in pairs if a != b), min(len(plain.token_ids), len(token_ids)))
     return line + f", output differs from token {first + 1} on (a near-tie in bf16; try --dtype float32)"

@@ -258,6 +258,8 @@ def benchmark(args: argparse.Namespace) -> int | None:
             raise UserError(f"--{name}: must be >= 1, got {getattr(args, name)}")
     methods = [MethodSpec.parse(text) for text in vars(args).get("methods", [])]
     tasks = [TaskSpec.parse(text) for text in args.tasks]
+    if table != "speed" and (hub := [task.source for task in tasks if task.source.startswith("hub:")]):
+        raise UserError(f"--task: must be a file for this table, got {hub[0]}; save its prompts first")
     if named := [method.name for method in methods if method.tree]:
         if "trees" in args or table in ("sweep", "diagnosis"):
             other = "--trees" if "trees" in args else f"--table {table}"
@@ -347,10 +349,6 @@ def _one(flag: str, specs: list):
     if len(specs) != 1 or specs[0].source is None:
         names = ", ".join(spec.name for spec in specs) or "none"
         raise UserError(f"{flag}: must be exactly one with files for this table, got {names}")
-    if flag == "--task" and specs[0].source.startswith("hub:"):
-        raise UserError(
-            f"--task: must be a file for this table, got {specs[0].source}; save its prompts first"
-        )
     return specs[0]
 
 

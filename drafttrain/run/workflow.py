@@ -190,7 +190,8 @@ class Workflow:
                 return Decision(stage, "run", "not made yet")
             return Decision(stage, "run", f"{', '.join(waiting)} will be made again")
         made_from = self._made_from(stage)
-        if stage.name in self.again:
+        again = stage.name in self.again
+        if again and record is not None:  # what such a command began goes on, as other interrupted stages do
             return Decision(stage, "run", "asked for again", made_from)
         if record is not None:
             changes = self._changes(stage, record["made_from"], made_from)
@@ -200,7 +201,7 @@ class Workflow:
                     why += f" and {len(damaged) - 1} more" if damaged[1:] else ""
                     return Decision(stage, action, why, made_from, damaged=damaged)
                 return Decision(stage, "skip", "up to date", made_from)
-        if twin := self._twin(stage, made_from):
+        if not again and (twin := self._twin(stage, made_from)):
             return Decision(stage, "share", f"{twin} was made from the same", made_from, twin)
         if record is not None:
             return Decision(stage, "run", "; ".join(changes), made_from)

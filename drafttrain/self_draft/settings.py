@@ -64,9 +64,10 @@ class SelfDraftSettings:
         for name, tuned, found in pairs:
             if difference is None and tuned != found:
                 difference = f"{name} {tuned}, and this is {found}"
+        place = "--out DIR" if corpus is None else "--ngrams DIR"
         return difference and (
             f"Self-Draft was tuned for {difference}: trees may be of a wrong size; run drafttrain "
-            "calibrate --target MODEL --ngrams DIR --prompts FILE"
+            f"calibrate --target MODEL {place} --prompts FILE"
         )
 
     def numbers(self) -> list[float]:

@@ -5,7 +5,6 @@ folder appears under its name only when it is complete.
 """
 
 import contextlib
-import glob
 import importlib.metadata
 import os
 import re
@@ -112,8 +111,6 @@ def _make(
                 return folder
             if (read_record(folder) or {}).get("name") != name and folder.exists() and any(folder.iterdir()):
                 raise UserError(f"{folder}: holds something else; name a folder that does not exist")
-            for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-                shutil.rmtree(leftover, ignore_errors=True)  # of a run that was killed
             # Libraries print while they load; stdout is reserved for what our caller prints.
             with new_folder(folder) as new, contextlib.redirect_stdout(sys.stderr):
                 facts = fill(new)

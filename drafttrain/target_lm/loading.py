@@ -138,7 +138,9 @@ def resolve_target(model: str) -> str:
             raise UserError(f"{path}: no config.json in it; {remedy}")
         return str(path)
     if path.exists():
-        raise UserError(f"{path}: must be a model folder or a .gguf file, got another file")
+        raise UserError(
+            f"{path}: must be a folder or end in .gguf, got another file; link a GGUF file as NAME.gguf"
+        )
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(f"{model}: no such folder")
     if "/" not in model and difflib.get_close_matches(model.lower(), [SMOLLM2], cutoff=0.8):

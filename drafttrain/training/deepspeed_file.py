@@ -1,13 +1,26 @@
-"""Check that a training's DeepSpeed file agrees with the recipe."""
+"""The DeepSpeed file of a training: it must agree with the recipe, which fills in what it leaves out."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drafttrain.utils.errors import UserError, brief
 from drafttrain.utils.files import read_json
 
 if TYPE_CHECKING:
     from drafttrain.training.config import TrainingConfig
+
+
+FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+FILLED += ("gradient_clipping",)
+
+
+def whole_settings(path: str) -> dict[str, Any]:
+    """Return the settings of a checked DeepSpeed file, with "auto" for those that it leaves to the recipe:
+    without a key DeepSpeed would take a default of its own, or fail."""
+    settings = read_json(path)
+    zero = {"stage": 0, **settings.get("zero_optimization", {})}
+    bf16 = {"enabled": "auto", **settings.get("bf16", {})}
+    return {**dict.fromkeys(FILLED, "auto"), **settings, "zero_optimization": zero, "bf16": bf16}
 
 
 def check_deepspeed(config: "TrainingConfig") -> None:

@@ -20,6 +20,9 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
     found = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
     numbered = {path: int(number) for path, number in found.items() if number.isdecimal()}
     for path in sorted(numbered, key=numbered.get, reverse=True):
+        states = (path / "optimizer.pt").exists() or any(path.glob("global_step*"))  # DeepSpeed has its own
+        if not states or not (path / "scheduler.pt").exists():  # the Trainer would begin them again
+            continue
         try:
             read_json(path / STATE)
             written = read_json(path / COMPUTED).get("files", {}) if (path / COMPUTED).exists() else {}

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -309,6 +310,11 @@ def training_arguments(
         folder: for checkpoints.
         device: the target's; None for a GPU if there is one.
     """
+    deepspeed = None
+    if config.deepspeed:
+        from drafttrain.training.deepspeed_file import whole_settings  # only for launches with one
+
+        deepspeed = whole_settings(config.deepspeed)
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=config.max_steps or -1,
@@ -332,7 +338,7 @@ def training_arguments(
         ddp_find_unused_parameters=False,
         report_to=config.report_to,
         seed=config.seed or 0,
-        deepspeed=config.deepspeed,
+        deepspeed=deepspeed,
         disable_tqdm=True,  # `counted` shows the progress
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # no DataParallel: the target is on one device
@@ -345,7 +351,14 @@ def _checkpoint(config: TrainingConfig, folder: Path) -> tuple[Path | None, floa
         return None, 0.0
     from drafttrain.training.resuming import check_same_launch, elapsed, last_whole_checkpoint
 
-    if (found := last_whole_checkpoint(folder)) is None:
+    found = last_whole_checkpoint(folder)
+    step = 0 if found is None else int(found.name.removeprefix("checkpoint-"))
+    numbers = [path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")]
+    newer = sorted(int(number) for number in numbers if number.isdecimal() and int(number) > step)
+    if newer and not int(os.environ.get("RANK") or 0):
+        names = ", ".join(f"checkpoint-{number}" for number in newer)
+        warnings.warn(f"{folder}: not whole: {names}; training goes on from step {step}", stacklevel=2)
+    if found is None:
         return None, 0.0
     check_same_launch(config, found)
     return found, elapsed(found)

@@ -44,7 +44,7 @@ class CapePolicy(TreePolicy):
         """Draft trees after root tokens [B]."""
         tree = TokenTree.root_only(root)
         tip = torch.zeros_like(root)[:, None]  # [B, 1]
-        bounds = torch.tensor(self.bounds, device=root.device)
+        bounds = torch.tensor(self.bounds, dtype=torch.float, device=root.device)
         widths = torch.tensor(self.widths, device=root.device)
         most = min(max(self.widths), drafter.draft_vocab_size)
         for _ in range(self.max_depth):

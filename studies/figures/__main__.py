@@ -39,6 +39,7 @@ from studies.figures import (
 )
 from studies.figures import main as main_topic
 from studies.goals import Run, measure_topic
+from studies.pipedec.tasks import BY_PATH
 
 TOPICS = {
     "main": main_topic.GROUPS,
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, path in more.items():
         if not name.isidentifier() or name in c2t.TASKS:
             parser.error(f"--prompts {name}={path}: name a task of your own, in letters")
+        if args.topic == "pipedec" and name != BY_PATH:
+            parser.error(f"--prompts {name}={path}: pipedec reads {BY_PATH} alone")
         if not Path(path).is_file():
             parser.error(f"--prompts {name}={path}: no such file")
     run = Run(

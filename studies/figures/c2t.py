@@ -103,8 +103,9 @@ def dumped(run: Run) -> Measured:
 def trained(run: Run) -> Measured:
     """Train a classifier on the last full dump, by the command line, its process watched."""
     run.check_quiet()
-    trees, folder = RAW / "full/c2t_trees", run.folder("c2t_classifier")
-    rows = read_record(trees)["rows"]
+    trees = RAW / "full/c2t_trees"
+    rows = read_record(trees)["rows"]  # before the folder is emptied
+    folder = run.folder("c2t_classifier")
     command = [sys.executable, "-m", "drafttrain.run.cli", "c2t", "--trees", str(trees)]
     command += ["--out", str(folder), "--features", ",".join(FEATURES)]
     status, seconds, peak = run_and_watch(command, Path.cwd(), dict(os.environ), folder / "log.txt")

@@ -49,8 +49,10 @@ def simulated_figures(run: Run) -> Measured:
     """Count the hits of the larger pair in greedy texts at 14 stages, and simulate accelerators with them."""
     if not run.pair:
         return dict.fromkeys(SIMULATED_FIGURES, NO_PAIR)
+    pair, prompts = _asked(run)  # before the folder is emptied
+    if not run.resume:
+        run.check_quiet()
     folder = run.folder(RAW, pair=run.pair)
-    pair, prompts = _asked(run)
     if not (folder / CURVES).exists():
         run.check_quiet()
         measure_curves(pair, folder)

@@ -4,6 +4,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -268,7 +269,11 @@ def sim_error(run: Run) -> Measured:
             costs = [place / COSTS.format(*wanted, repeat + 1) for repeat in {row["repeat"] for row in rows}]
         paths = [calibrated(one, keys) for one in costs]
         prompts = tasks.read_written(place / "prompts.jsonl", pair.target.tokenizer)
+        rows = [row for row in rows if tuple(row["prompt"].split("/", 1)) in prompts]  # it may have more
         texts = {tuple(row["prompt"].split("/", 1)): row["tokens"] for row in rows}
+        if place == real_folder:
+            size = {"prompts": dict(Counter(task for task, _ in prompts))}
+            size["repeats"] = 1 + max(row["repeat"] for row in rows)
         taps = pair.drafter.config.tapped_blocks
         answers = [texts[one] for one in prompts]
         limit = NEW_TOKENS if place == real_folder else PACED_TOKENS
@@ -280,7 +285,8 @@ def sim_error(run: Run) -> Measured:
             expected = sum(times[prompt] for prompt in measured)
             errors[f"{name.split(',')[0]} {mode}"] = expected / sum(measured.values()) - 1
     worst = max(errors.values(), key=abs)
-    return {"sim_error": {"value": abs(worst), "errors": errors, "machine": in_dtype(pair.target)}}
+    notes = {"errors": errors, "machine": in_dtype(pair.target), "size": size}
+    return {"sim_error": {"value": abs(worst), **notes}}
 
 
 def calibrated(folder: Path, keys: Mapping[str, Any]) -> Path:

@@ -157,7 +157,7 @@ def choose(
     }
     shorts = tune(pair, made, folder / "tuning_short.jsonl", resume)
     chosen = {name: made[name][max(own, key=own.get)] for name, own in shorts.items()}
-    return chosen, {name: rates[name][tree] for name, tree in trees.items()}
+    return chosen, {name: max(own.values()) for name, own in shorts.items()}
 
 
 def speeds(run: Run, name: str) -> Measured:
@@ -247,6 +247,7 @@ def mean_busy(found: Sequence[Grown]) -> dict[str, Any]:
 
 def paced_speeds(run: Run) -> Measured:
     """Grow trees on devices that are held for declared times."""
+    run.check_quiet()
     problems, repeats = run.prompts(1, PROBLEMS["B"]), 1 if run.limit else 3
     raw = run.folder("seed_paced", trees=paced.TREES) / "trees.jsonl"
     found, late = paced.measure(load_pair("B", None, DRAFTER), problems, repeats, raw, run.resume)

@@ -282,6 +282,20 @@ def test_answers_that_train_nothing(tmp_path, with_template):
     )
 
 
+def test_a_piece_without_an_answer_is_left_out_and_counted(tmp_path, chatml):
+    """A tool was called without text, and the call is not in the row."""
+    messages = [
+        {"role": "user", "content": "Look it up. " * 20},
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "Found."},
+        {"role": "user", "content": "Say it again. " * 20},
+        {"role": "assistant", "content": "Found. " * 20},
+    ]
+    config = CorpusConfig([write(tmp_path / "a.jsonl", [{"messages": messages}])], max_length=400)
+    report = build_corpus(config, chatml, tmp_path / "corpus")
+    assert report.pieces_without_trained_tokens == 1
+
+
 def test_trained_fraction(tmp_path, with_template):
     generation = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     tokenizer = with_template(CHATML + generation)

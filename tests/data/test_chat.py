@@ -467,6 +467,18 @@ def test_date_in_the_template_does_not_depend_on_the_day(with_template):
     assert tokenizer.decode(ids).startswith("26 Jul 2024")
 
 
+@pytest.mark.parametrize("start", ["", "\n"])
+def test_date_that_the_template_asks_for_does_not_depend_on_the_day(start, with_template):
+    """As Mistral-Small and SmolLM3, which take no date."""
+    asked = (
+        "{% set today = strftime_now('%Y-%m-%d') %}{{ today + ' ' + strftime_now(\"%A\").split('d')[0] }}\n"
+    )
+    dated = with_template(start + asked + CHATML)
+    plain = with_template(start + "{{ '2024-07-26 Fri' }}\n" + CHATML)
+    for messages in ([Message("user", "Hi there")], [Message("system", "s"), Message("user", "Hi there")]):
+        assert encode_prompt(dated, messages) == encode_prompt(plain, messages)
+
+
 # -------------------------------------------------------------------------------------------------- hashes
 
 

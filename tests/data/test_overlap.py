@@ -161,6 +161,33 @@ def test_a_folder_with_files_of_mmlu_and_others(tmp_path):
     assert len(values) == 2 and {"question_id": 81, "turns": ["one", "two"]} in values
 
 
+def test_all_texts_of_the_first_turn_are_compared(tmp_path):
+    from drafttrain.data.config import PromptSet
+    from drafttrain.data.overlap import MeasuredPrompts
+
+    sentence = "the quick brown fox jumps over the lazy dog and sleeps until {}"
+    rows = [
+        {"passage": sentence.format("noon"), "question": sentence.format("when")},
+        {"prompt": sentence.format("one"), "pddl": sentence.format("two")},
+        {"turns": [sentence.format("first"), sentence.format("second")]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for end, is_measured in [
+        ("noon", True),
+        ("when", True),
+        ("two", True),
+        ("first", True),
+        ("second", False),
+    ]:
+        prompts = MeasuredPrompts([PromptSet("a", str(tmp_path / "rows.jsonl"), turns=1)])
+        prompts.look([f"Please: {sentence.format(end)}!"])
+        if is_measured:
+            with pytest.raises(UserError, match="1 with prompts of"):
+                prompts.check()
+        else:
+            prompts.check()
+
+
 def test_two_sets_of_one_file_are_both_compared(tmp_path):
     from drafttrain.data.config import PromptSet
     from drafttrain.data.overlap import MeasuredPrompts

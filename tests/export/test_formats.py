@@ -15,6 +15,8 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
@@ -28,6 +30,7 @@ from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.trees.tree import TokenTree
 from drafttrain.utils.errors import UserError
+from tests.conftest import tiny_model
 
 KINDS = {"causal-lm": "vdm", "eagle": "eagle", "medusa": "medusa"}
 LLAMA3 = {
@@ -54,6 +57,13 @@ def llama(tiny_llama, tmp_path_factory) -> FrozenTarget:
 @pytest.fixture(scope="module")
 def qwen2(tiny_qwen2, tmp_path_factory) -> FrozenTarget:
     return save_target(tmp_path_factory.mktemp("targets") / "qwen2", *tiny_qwen2)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tiny_llama, tmp_path_factory) -> FrozenTarget:
+    tokenizer = tiny_llama[1]
+    model = tiny_model(Qwen3Config, Qwen3ForCausalLM, tokenizer)
+    return save_target(tmp_path_factory.mktemp("targets") / "qwen3", model, tokenizer)
 
 
 def make(folder: Path, target: FrozenTarget, kind: str, vocabulary: int = 300, **settings) -> Path:
@@ -144,7 +154,7 @@ def test_tokens_outside_the_draft_vocabulary_never_win():
 
 
 @pytest.mark.parametrize("kv_heads", [None, 1, 4])
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_eagle_is_one_llama_layer_on_joined_inputs(family, kv_heads, request, tmp_path):
     """Against transformers' own layer, fed as EAGLE's paper says: embedding of token j beside the state at
     j - 1, or beside the layer's own output where the target has computed none."""
@@ -620,6 +630,12 @@ def test_refusals_are_one_line(format, kind, settings, message, llama, tmp_path,
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1 and message in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_from_a_block_with_norms_is_no_eagle_1(qwen3, tmp_path):
+    folder = eagle(tmp_path / "own", qwen3, init=-1)
+    with pytest.raises(UserError, match="one plain Llama layer for EAGLE-1, got qk_norm; .*init: random"):
+        export_to("eagle", folder, tmp_path / "out", qwen3)
 
 
 @pytest.mark.parametrize("damage", ["nan", "missing", "ids"])

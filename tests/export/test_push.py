@@ -308,7 +308,11 @@ def one_more_file(out):
     (out / "mine.txt").write_text("mine")
 
 
-@pytest.mark.parametrize("change", [changed_weights, a_folder_of_that_name, a_link, one_more_file])
+def a_licence(out):
+    (out / "LICENSE").write_text("mine")
+
+
+@pytest.mark.parametrize("change", [changed_weights, a_folder_of_that_name, a_link, one_more_file, a_licence])
 def test_what_a_user_has_put_into_a_dry_run_stays(bundle, hub, tmp_path, capsys, change):
     out = tmp_path / "out"
     assert run(bundle, "--dry-run", "--out", str(out)) == 0

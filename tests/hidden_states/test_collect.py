@@ -337,8 +337,17 @@ def test_processes_that_wait_in_vain_stop(target, splits, tmp_path, monkeypatch)
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="other processes have stopped; run the same command again"):
         collect_states(CONFIG, target, splits, tmp_path)
+    # one that works on a shard for longer is waited for
+    polls, alive = [], tmp_path / ".alive-1"
+
+    def missing() -> int:
+        os.utime(alive, (len(polls), len(polls))) if alive.exists() else alive.touch()
+        return int(polls.append(1) or len(polls) < 10)
+
+    collect_module._wait(missing, "given up", [alive])
     monkeypatch.undo()
     collect_states(CONFIG, target, splits, tmp_path)  # one process can finish it
+    assert not list(tmp_path.glob("train/.alive-*"))
     assert read_manifest(tmp_path / "train").complete
 
 

@@ -162,6 +162,14 @@ def test_actions_in_words(text, action):
 def test_actions_are_read_as_they_are_written():
     for action in possible("abcd"):
         assert read_action(in_words(action)) == read_action(f"({' '.join(action)})") == action
+    for action in possible(["b-1", "b-2", "red_2"]):
+        assert read_action(in_words(action)) == read_action(f"({' '.join(action)})") == action
+
+
+def test_pddl_knows_no_case():
+    blocks = read_pddl(PDDL.upper(), "x")
+    assert blocks == read_pddl(PDDL, "x")
+    assert read_plan("(STACK A B)\n(Pick-Up c)", blocks, "x") == [("stack", "a", "b"), ("pick-up", "c")]
 
 
 @pytest.mark.parametrize(

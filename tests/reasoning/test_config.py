@@ -86,7 +86,7 @@ def test_every_key_is_explained():
         (["--thoughts", "0"], "thoughts: must be >= 1 and <= 1000, got 0"),
         (["--breadth", "0"], "breadth: must be >= 1 and <= 1000, got 0"),
         (["--steps", "0"], "steps: must be >= 1 and <= 1000, got 0"),
-        (["--scheduler.sequences", "0"], "scheduler.sequences: must be >= 1, got 0"),
+        (["--scheduler.sequences", "0"], "scheduler.sequences: must be >= 1 and <= 1024, got 0"),
         (["--scheduler.threads", "[1, 0]"], "scheduler.threads: must be two numbers >= 1"),
         (["--sampling.temperature", "-1"], "sampling.temperature: must be >= 0, got -1.0"),
         (["--sampling.top_p", "0"], "sampling.top_p: must be > 0 and <= 1, got 0.0"),
@@ -149,8 +149,8 @@ def test_all_traces_are_read_before_a_model_is_loaded(tmp_path, monkeypatch):
     config = load_settings(ReasonConfig, "recipes/tiny/reasoning/gsm8k.yaml", words)
     model, loaded, traces = Scripted(lambda prompt, number: f"{number}"), [], []
 
-    def begin(problems: int, finished: int):
-        loaded.append((problems, finished))
+    def begin(problems: int, finished: list):
+        loaded.append((problems, len(finished)))
         return model
 
     reason_from(config, begin, traces.append)

@@ -56,6 +56,22 @@ def test_summary(trace):
     assert summary(trace).endswith("; result: success True, digits 1200")
 
 
+def test_a_deep_tree_has_a_page():
+    states = [
+        {"path": [0] * depth, "thoughts": [{"text": f"level {n}"} for n in range(depth)], "score": 1.0}
+        for depth in range(1001)
+    ]
+    states.append({"path": [1], "thoughts": [{"text": "aside"}], "score": 0.0})
+    trace = Trace("toy", {"id": "p", "text": ""}, {}, states=[{**state, "error": None} for state in states])
+    trace.finished, trace.leaf, trace.error = True, [0] * 1000, "none"
+    page = to_html(trace)
+    assert page.count("<li") == page.count("</li>") == 1002 and "level 999" in page
+    assert (
+        page.count("<ul>") == page.count("</ul>") == 1002 - 1
+    )  # the two leaves have none, the page one more
+    assert page.index("level 999") < page.index("aside")
+
+
 def test_a_tree_without_result():
     trace = reason(Toy(), PROBLEM, table_model({}, ["think "]))
     assert summary(trace).endswith("; no result: think  failed")

@@ -168,6 +168,27 @@ def test_a_finished_tree_is_not_grown_again(tmp_path):
     assert loaded.finished and loaded.leaf == first.leaf and loaded.seconds == first.seconds
 
 
+def test_a_result_that_is_checked_otherwise_later_is_in_the_trace(tmp_path):
+    class Stricter(Toy):
+        def check(self, problem, thoughts, closing):
+            return {"success": False}
+
+    path = tmp_path / "t.json"
+    reason(Toy(), PROBLEM, table_model(SCORES), out=path)
+    assert reason(Stricter(), PROBLEM, table_model(SCORES), out=path).result == {"success": False}
+    assert Trace.load(path).result == {"success": False}
+
+
+def test_traces_of_other_weights_are_refused(tmp_path):
+    path = tmp_path / "t.json"
+    for weights in ("a", "a", None):
+        grow_all(
+            [Growth(Toy(), PROBLEM, SearchConfig(), path, weights)], table_model(SCORES), lambda trace: None
+        )
+    with pytest.raises(UserError, match="must be the trace of weights b, got a; remove it"):
+        Growth(Toy(), PROBLEM, SearchConfig(), path, "b")
+
+
 def test_the_last_answer_of_a_tree_outlives_a_check_that_fails(tmp_path):
     class Broken(Toy):
         def check(self, problem, thoughts, closing):

@@ -605,6 +605,20 @@ def test_a_worker_that_raises_ends_its_branch_alone(loaded, way, error):
         assert branches[i].error is None and branches[i].row.output == expected[i]
 
 
+@pytest.mark.parametrize("way", WAYS, ids=name)
+def test_a_mistake_of_the_users_ends_the_run(loaded, way):
+    """Such as a damaged n-gram cache: an answer that ends with it would be kept for good."""
+
+    class Damaged(Pace):
+        def drafted(self, began, branches):
+            raise UserError("ngrams.bin: damaged; build it again")
+
+    proposer = proposer_of(loaded, "chain:length=2")
+    decoder = ScheduledDecoder(loaded.target, proposer, replace(way, sequences=2), pace=Damaged())
+    with pytest.raises(UserError, match="ngrams.bin: damaged"):
+        decoder.decode(requests(0.0, 3), stop=())
+
+
 @pytest.mark.parametrize("way", [way for way in WAYS if way.drafting == "joined"], ids=name)
 def test_of_drafts_that_fail_together_only_those_end_that_fail_alone(loaded, way):
     class Failing(Pace):
@@ -1103,7 +1117,7 @@ def test_drawn_trees_that_cannot_be_are_refused(loaded):
     [
         (dict(verifier="two"), "scheduler.verifier: must be one of one, batched, got two"),
         (dict(drafting="none"), "scheduler.drafting: must be one of each, joined, got none"),
-        (dict(sequences=0), "scheduler.sequences: must be >= 1, got 0"),
+        (dict(sequences=0), "scheduler.sequences: must be >= 1 and <= 1024, got 0"),
         (dict(threads=(1, 0)), "scheduler.threads: must be two numbers >= 1"),
     ],
 )

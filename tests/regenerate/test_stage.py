@@ -460,6 +460,27 @@ def test_a_limit_ends_the_run_with_what_is_there(target, source, tmp_path):
     assert run(config_for(source), tmp_path / "out", target).written == 8  # and later the rest
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_max_rows_takes_the_first_ones_however_long(rows, target, source, tmp_path):
+    run(config_for(source, max_rows=3, batch_rows=rows), tmp_path / "out", target)
+    run(config_for(source), tmp_path / "whole", target)
+    found, whole = (read_jsonl(tmp_path / name / "responses.jsonl") for name in ("out", "whole"))
+    assert found == whole[:3]
+
+
+def test_begun_conversations_go_on_before_others_begin(target, source, tmp_path, monkeypatch):
+    """So that few of them are lost when a limit or Ctrl-C ends the run."""
+    asked, to_request = [], Rewriting.to_request
+
+    def noted(self, dialogue):
+        asked.append(dialogue.id)
+        return to_request(self, dialogue)
+
+    monkeypatch.setattr(Rewriting, "to_request", noted)
+    interrupt(config_for(source, batch_rows=1, max_minutes=60), tmp_path / "out", target, rows=4)
+    assert asked[:3] == ["chat-0"] * 3 and len(set(asked)) <= 5
+
+
 def test_a_limit_before_the_first_answer_is_no_error(target, source, tmp_path):
     console = Console(file=StringIO(), width=200)
     config = config_for(source, max_minutes=0)

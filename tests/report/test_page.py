@@ -521,7 +521,7 @@ def test_interrupted_measurements(folder):
     found = read_benchmark(folder)
     [group] = found.groups
     assert [(m.prompt, m.repeat) for m in group.measurements] == [("p0", 0), ("p1", 0), ("p2", 0)]
-    assert found.unfinished == 2 and "an unfinished repeat are left out: 2." in page(folder)
+    assert found.unfinished == 2 and "as many repeats: 2 measurements." in page(folder)
     path.write_text("".join([whole[0], *chat[:5]]))
     assert [(m.prompt, m.repeat) for m in read_benchmark(folder).groups[0].measurements] == [
         ("p0", 0), ("p1", 0), ("p0", 1), ("p1", 1)

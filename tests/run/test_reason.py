@@ -31,7 +31,7 @@ def test_a_run_writes_traces_pages_and_sums_and_continues(words, tmp_path, capsy
     assert cli.main(words("gsm8k", "--task.limit", "2")) == 0
     out = tmp_path / "out"
     assert sorted(path.name for path in out.iterdir()) == [
-        "1.html", "1.json", "660.html", "660.json", "summary.json",
+        ".hashes.json", "1.html", "1.json", "660.html", "660.json", "summary.json",
     ]  # fmt: skip
     lines = capsys.readouterr().out.strip().split("\n")
     assert lines[0] == f"2 problems, 0 finished before; traces and pages: {out}"

@@ -486,7 +486,11 @@ def test_regeneration_by_a_server_needs_no_dtype():
 def test_an_own_target_is_an_input(folder):
     """A target folder whose weights change makes everything after it outdated."""
     recipe = load_recipe("tiny.yaml")
-    assert list(STAGES[0].files(recipe)) == ["tiny"]
+    files = set(STAGES[0].files(recipe))
+    assert {"tiny/config.json", "tiny/model.safetensors", "tiny/chat_template.jinja"} <= files
+    for name in ("recipe.yaml", "chats.jsonl", "report.html"):  # of a user who works there
+        Path("tiny", name).write_text("")
+    assert set(STAGES[0].files(recipe)) == files
     recipe.target.model = "somebody/on-the-hub"
     assert list(STAGES[0].files(recipe)) == []
 
@@ -526,7 +530,8 @@ def test_what_each_stage_reads(folder):
         assert reads.keys() == {"fetch-target", "corpus", "collect"} - off
         files = {path for stage in STAGES for path in stage.files(recipe)}
         drafter = {"old/config.json", "old/model.safetensors"}
-        assert files == {"tiny", "chats.json", "prompts.jsonl", "others.jsonl"} | drafter
+        target = {str(path) for path in Path("tiny").iterdir()}
+        assert files == {"chats.json", "prompts.jsonl", "others.jsonl"} | target | drafter
 
 
 def test_estimates_take_the_shape_of_what_training_starts_from(folder):

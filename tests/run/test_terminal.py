@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from drafttrain.decoder import Piece, Result
+from drafttrain.inference.proposer import NoProposer
 from drafttrain.inference.stats import DecodeStats
 from drafttrain.run import terminal
 
@@ -24,6 +25,7 @@ class FakeDecoder:
 
     plain_ids = [1, 2, 3, 4]
     warning = None
+    proposer = NoProposer()
 
     @classmethod
     def from_pretrained(cls, path, target, dtype, tree, calibration, ngrams):
@@ -88,4 +90,6 @@ def test_without_comparison(monkeypatch):
 @pytest.mark.parametrize("plain_ids, first", [([1, 9, 3, 4], 2), ([1, 2, 3], 4), ([1, 2, 3, 4, 5], 5)])
 def test_other_output_is_reported(monkeypatch, plain_ids, first):
     monkeypatch.setattr(FakeDecoder, "plain_ids", plain_ids)
-    assert f"output differs from token {first} on" in printed(monkeypatch)
+    assert f"output differs from token {first} on (a near-tie" in printed(monkeypatch)
+    monkeypatch.setattr(NoProposer, "draws", True)
+    assert "another text of the same distribution" in printed(monkeypatch)

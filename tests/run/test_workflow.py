@@ -183,6 +183,13 @@ def test_a_stage_is_repeated_when_asked(recipe, fakes):
     ran, printed = run(recipe, fakes, again=["upper"])
     assert ran == ["upper"] and "upper        run    asked for again" in printed
     assert (Path(recipe.output) / "previous" / "upper_made-1" / "upper.txt").exists()
+    fakes.fail_in = "upper"
+    with pytest.raises(type(fakes.error)):
+        run(recipe, fakes, again=["upper"])
+    fakes.fail_in = None
+    ran, printed = run(recipe, fakes, again=["upper"])  # the same command continues
+    assert ran == ["upper", "last"][: len(ran)] and "was interrupted" in printed
+    assert fakes.found[-1] == ["half.txt"]
     for again, wrong in (
         (["uper"], "uper: no such stage"),
         (["last"], "--again: must name a stage that runs"),

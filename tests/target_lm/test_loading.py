@@ -127,7 +127,7 @@ def test_names_that_stand_for_nothing(tmp_path):
     with pytest.raises(UserError, match="no config.json in it"):
         resolve_target(str(tmp_path))
     (tmp_path / "model.bin").touch()
-    with pytest.raises(UserError, match="must be a model folder or a .gguf file"):
+    with pytest.raises(UserError, match="must be a folder or end in .gguf"):
         resolve_target(str(tmp_path / "model.bin"))
     with pytest.raises(UserError, match="absent.gguf: no such file"):
         load_target(str(tmp_path / "absent.gguf"))

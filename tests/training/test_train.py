@@ -23,6 +23,7 @@ from drafttrain.target_lm.config import CollectConfig
 from drafttrain.target_lm.loading import load_target
 from drafttrain.target_lm.model import FrozenTarget
 from drafttrain.training import config, trainer
+from drafttrain.training.deepspeed_file import whole_settings
 from drafttrain.training.resuming import last_whole_checkpoint
 from drafttrain.training.train import (
     Clock,
@@ -277,6 +278,18 @@ def test_a_checkpoint_with_other_bytes_is_skipped(run_training):
     assert last_whole_checkpoint(out / "checkpoints").name == "checkpoint-2"
 
 
+@pytest.mark.parametrize("gone", ["optimizer.pt", "scheduler.pt"])
+def test_a_checkpoint_without_the_optimizers_state_is_skipped(gone, run_training):
+    """Also one of several processes, without hashes: the Trainer would begin it again without a word."""
+    out = run_training("out", max_steps=4, save_steps=2, save_total_limit=3)
+    for number in (2, 4):
+        (out / "checkpoints" / f"checkpoint-{number}" / "computed.json").unlink()
+    (out / "checkpoints" / "checkpoint-4" / gone).unlink()
+    assert last_whole_checkpoint(out / "checkpoints").name == "checkpoint-2"
+    with pytest.warns(UserWarning, match="not whole: checkpoint-4; training goes on from step 2"):
+        run_training("out", max_steps=4, save_steps=2, save_total_limit=3)
+
+
 def test_no_checkpoint():
     from pathlib import Path
 
@@ -468,6 +481,23 @@ def test_deepspeed_follows(bf16, settings, tmp_path):
         found = HfTrainerDeepSpeedConfig(str(Path(__file__).parents[2] / "recipes" / "deepspeed" / name))
         found.trainer_config_process(training_arguments(settings(bf16=bf16), tmp_path))
         assert found.config["bf16"]["enabled"] is bf16
+
+
+def test_what_a_deepspeed_file_leaves_out_is_the_recipes(settings, tmp_path):
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    path = tmp_path / "zero.json"
+    for text, stage in (("{}", 0), ('{"zero_optimization": {"stage": 1}}', 1)):
+        path.write_text(text)
+        found = HfTrainerDeepSpeedConfig(whole_settings(str(path)))
+        recipe = settings(bf16=True, rows_per_batch=3, gradient_accumulation_steps=2, max_grad_norm=0.5)
+        found.trainer_config_process(training_arguments(recipe, tmp_path))
+        found.trainer_config_finalize(training_arguments(recipe, tmp_path), None, 1)
+        assert (
+            found.config["gradient_clipping"] == 0.5 and found.config["zero_optimization"]["stage"] == stage
+        )
+        assert found.config["train_micro_batch_size_per_gpu"] == 3 and found.config["train_batch_size"] == 6
+        assert found.config["gradient_accumulation_steps"] == 2 and found.config["bf16"]["enabled"] is True
 
 
 def test_a_source_listed_twice_is_no_trouble(target_folder, corpus_folder, tmp_path, settings):

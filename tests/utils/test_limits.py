@@ -4,6 +4,7 @@ import resource
 import signal
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -19,6 +20,25 @@ def test_time():
     with bounded(1.0, 1 << 30):
         pass
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)  # no alarm is left
+
+
+def test_a_process_that_was_stopped_gets_on():
+    """Ctrl-Z, or a scheduler, while a chat is rendered."""
+    with bounded(0.1, 1 << 30):
+        time.sleep(0.5)  # no work, as while it is stopped
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_AS"), reason="no limit on memory here")
+def test_blocks_that_overlap_leave_no_limit():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(bounded(10, 1 << 28))
+        limited = resource.getrlimit(resource.RLIMIT_AS)
+        second.enter_context(bounded(10, 1 << 27))
+        assert resource.getrlimit(resource.RLIMIT_AS) == limited != before
+        first.close()
+        assert resource.getrlimit(resource.RLIMIT_AS) == limited
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_what_catches_an_interruption_gets_another():

@@ -42,7 +42,10 @@ def check(config: Config) -> None:
     extra = [key for key in ("qk_norm", "output_bias", "mlp_bias") if config[key]]
     if extra or config["layers"] != 1:
         what = " and ".join(extra) or f"{config['layers']} layers"
-        raise UserError(f"target: must have plain Llama layers, and the drafter one, for EAGLE-1, got {what}")
+        raise UserError(
+            f"drafter: must be one plain Llama layer for EAGLE-1, got {what}; train again with "
+            "drafter.layers: 1 and drafter.init: random"
+        )
 
 
 def to_layout(config: Config, tensors: Tensors, target: FrozenTarget) -> Layout:

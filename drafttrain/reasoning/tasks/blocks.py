@@ -27,7 +27,7 @@ PHRASES = {
     "unstack": "unstack block {} from block {}",
     "stack": "stack block {} on block {}",
 }
-_BLOCK = r"\s+(?:the\s+)?(?:block\s+)?(\w+)"
+_BLOCK = r"\s+(?:the\s+)?(?:block\s+)?(\w+(?:-\w+)*)"
 _ONTO = r"(?:\s+(?:from|off|onto|on|(?:the\s+)?top|of))*"
 _SPOKEN = re.compile(
     rf"\(?\b(?:(pick[- ]?up|put[- ]?down){_BLOCK}|(unstack|stack){_BLOCK}{_ONTO}{_BLOCK})", re.IGNORECASE
@@ -89,7 +89,7 @@ def read_plan(text: str, blocks: Blocks, source: str) -> list[Action]:
         UserError: an unknown action or block.
     """
     plan = []
-    for line in filter(None, map(str.strip, text.split("\n"))):
+    for line in filter(None, map(str.strip, text.lower().split("\n"))):  # PDDL knows no case
         name, *names = line.strip("()").split() or [""]
         if ACTIONS.get(name) != len(names):
             raise UserError(f"{source}: plan must have actions such as (stack a b), got {line!r}")
